@@ -1,0 +1,102 @@
+"""What crosses the sockets between a frontend and an engine core: msgpack, never pickle.
+
+A frontend (DEALER) and an engine (ROUTER) exchange tagged structs. Every message carries the
+sender's epoch, so that one from a dead process is recognised and dropped.
+
+    frontend → engine   Hello · SubmitMessage · AbortMessage · StopBranchMessage · Lease · Control
+    engine → frontend   Welcome · Outputs · Stats · ControlReply
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from octavo.core.request import BranchOutput, Submit
+
+PROTOCOL_VERSION = 1
+
+
+class Hello(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """First message of a frontend; repeated until a ``Welcome`` answers."""
+
+    client_epoch: int
+    version: int = PROTOCOL_VERSION
+
+
+class SubmitMessage(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """Run a request (again, when ``submit.branch_tokens`` is not empty)."""
+
+    client_epoch: int
+    submit: Submit
+
+
+class AbortMessage(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """Cancel requests. Idempotent."""
+
+    client_epoch: int
+    request_ids: list[str]
+
+
+class StopBranchMessage(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """End one branch: its text met a stop string."""
+
+    client_epoch: int
+    request_id: str
+    branch: int
+
+
+class Lease(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """The frontend is alive; without one for a while the engine cancels its requests."""
+
+    client_epoch: int
+
+
+class Control(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """A question or order: "kv" (block dump), "requests", "reset_prefix_cache"."""
+
+    client_epoch: int
+    call_id: int
+    verb: str
+
+
+class Welcome(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """The engine is ready. ``info`` holds the facts a frontend validates and prints with."""
+
+    engine_epoch: int
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    max_request_tokens: int
+    kv_pool_bytes: int
+    fingerprint: str
+
+
+class Outputs(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """What one step gave to this frontend's requests."""
+
+    engine_epoch: int
+    outputs: list[BranchOutput]
+
+
+class Stats(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """A snapshot for metrics and readiness: counters and gauges by name, sent a few times a second."""
+
+    engine_epoch: int
+    progress: int
+    num_running: int
+    num_waiting: int
+    counters: dict[str, int]
+    gauges: dict[str, float]
+
+
+class ControlReply(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """The answer to a ``Control``, as a JSON-able object."""
+
+    engine_epoch: int
+    call_id: int
+    body: dict[str, object]
+
+
+FrontendMessage = Hello | SubmitMessage | AbortMessage | StopBranchMessage | Lease | Control
+EngineMessage = Welcome | Outputs | Stats | ControlReply

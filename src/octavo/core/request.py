@@ -1,0 +1,109 @@
+"""The values that cross from the shell into the engine and back: requests, events, outputs.
+
+They are plain dataclasses of plain values, so that a journal can store them, a socket can carry
+them and a test can write them by hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from octavo.core.sampling_params import SamplingParams
+
+
+class FinishReason(StrEnum):
+    """Why a branch ended. ABORT and ERROR never reach a client as a normal stop (P5)."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a user asked: one prompt, ``sampling.n`` branches.
+
+    ``sampling.seed`` and ``sampling.max_tokens`` are set by the frontend before a request is
+    journaled, so that a replay is the same request. ``tenant`` is who is served (fairness,
+    accounting); ``domain`` is the security domain of its prefix cache; both are part of its
+    identity. ``arrival_time`` and ``deadline`` are seconds on the engine's clock.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    eos_token_ids: tuple[int, ...] = ()
+    tenant: str = "default"
+    domain: str = ""
+    adapter: str = ""
+    arrival_time: float = 0.0
+    deadline: float | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """Ask the engine to run ``request``.
+
+    ``branch_tokens`` holds the tokens already delivered per branch: empty at first, filled when
+    a frontend resubmits from its journal after a crash. ``finished_branches`` are not run again.
+    """
+
+    request: Request
+    epoch: int = 0
+    branch_tokens: tuple[tuple[int, ...], ...] = ()
+    finished_branches: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """Cancel a request in any state. An unknown id is no error: it may just have ended."""
+
+    request_id: str
+    reason: str = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopBranch:
+    """The frontend matched a stop string: end one branch; what it sampled since is discarded."""
+
+    request_id: str
+    branch: int
+
+
+Event = Submit | Abort | StopBranch
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of the raw logits at one position.
+
+    ``top`` holds (token id, logprob) by falling logprob, ties by id; it may omit the chosen one.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchOutput:
+    """What one step adds to one branch.
+
+    ``position`` is the index of the first of ``token_ids`` in the branch's *output* (0-based), so
+    that a duplicate is recognised. ``num_cached_tokens`` is how many prompt tokens were read
+    from the prefix cache. ``error`` says why a branch was dropped (finish reason ERROR or ABORT).
+    """
+
+    request_id: str
+    branch: int
+    epoch: int
+    position: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None

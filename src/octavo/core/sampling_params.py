@@ -1,0 +1,126 @@
+"""What a client may ask of the sampler: a frozen value, validated once at the edge."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from octavo.errors import InvalidRequestError
+
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 256
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS = 1024
+MAX_TOKENS = 1 << 20
+SEED_LIMIT = 1 << 63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Parameters of one request.
+
+    The order in which they act is fixed: penalties, bias, bans (``min_tokens``), temperature,
+    ``top_k``, ``top_p``, ``min_p``. ``temperature`` 0 is greedy: highest logit, ties to the
+    lowest id. ``max_tokens`` None means "up to the model's context". ``logprobs`` is the number
+    of alternatives to report per token (0: the chosen one only), of the raw logits.
+    """
+
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+
+
+def validate_sampling_params(params: SamplingParams, *, vocab_size: int) -> None:
+    """Check every field against its range.
+
+    Raises:
+        InvalidRequestError: naming the first bad field, its value and its limit.
+    """
+    _integer("n", params.n, 1, MAX_N)
+    if params.max_tokens is not None:
+        _integer("max_tokens", params.max_tokens, 1, MAX_TOKENS)
+    _integer("min_tokens", params.min_tokens, 0, MAX_TOKENS)
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        raise InvalidRequestError(
+            f"min_tokens ({params.min_tokens}) exceeds max_tokens ({params.max_tokens})",
+            param="min_tokens",
+        )
+    _number("temperature", params.temperature, 0.0, 100.0)
+    _integer("top_k", params.top_k, 0, MAX_TOKENS)
+    _number("top_p", params.top_p, 0.0, 1.0, open_low=True)
+    _number("min_p", params.min_p, 0.0, 1.0)
+    if params.seed is not None:
+        _integer("seed", params.seed, -SEED_LIMIT, SEED_LIMIT - 1)
+    _number("repetition_penalty", params.repetition_penalty, 0.0, 10.0, open_low=True)
+    _number("presence_penalty", params.presence_penalty, -2.0, 2.0)
+    _number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
+    if params.logprobs is not None:
+        _integer("logprobs", params.logprobs, 0, MAX_LOGPROBS)
+    _token_lists(params, vocab_size)
+    _stop_strings(params.stop)
+
+
+def _token_lists(params: SamplingParams, vocab_size: int) -> None:
+    if len(params.logit_bias) > MAX_LOGIT_BIAS:
+        raise InvalidRequestError(
+            f"logit_bias has {len(params.logit_bias)} entries; the limit is {MAX_LOGIT_BIAS}",
+            param="logit_bias",
+        )
+    if len(params.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequestError(
+            f"stop_token_ids has {len(params.stop_token_ids)} entries; "
+            f"the limit is {MAX_STOP_TOKEN_IDS}",
+            param="stop_token_ids",
+        )
+    for token, bias in params.logit_bias:
+        _integer("logit_bias", token, 0, vocab_size - 1)
+        _number("logit_bias", bias, -100.0, 100.0)
+    for token in params.stop_token_ids:
+        _integer("stop_token_ids", token, 0, vocab_size - 1)
+
+
+def _stop_strings(stop: tuple[str, ...]) -> None:
+    if len(stop) > MAX_STOP_STRINGS:
+        raise InvalidRequestError(
+            f"stop has {len(stop)} strings; the limit is {MAX_STOP_STRINGS}", param="stop"
+        )
+    for text in stop:
+        if not isinstance(text, str) or not text:
+            raise InvalidRequestError("stop strings must be non-empty strings", param="stop")
+        if len(text) > MAX_STOP_STRING_CHARS:
+            raise InvalidRequestError(
+                f"a stop string has {len(text)} characters; the limit is {MAX_STOP_STRING_CHARS}",
+                param="stop",
+            )
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequestError(f"{name} must be an integer", param=name)
+    if not low <= value <= high:
+        raise InvalidRequestError(f"{name} must be between {low} and {high}", param=name)
+
+
+def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise InvalidRequestError(f"{name} must be a finite number", param=name)
+    if value > high or value < low or (open_low and value == low):
+        bracket = "(" if open_low else "["
+        raise InvalidRequestError(f"{name} must be in {bracket}{low}, {high}]", param=name)

@@ -1,0 +1,150 @@
+"""The only thing that control plane and data plane share: one step's plan and its result.
+
+    StepPlan                                   StepResult
+    ├── generation   (full-resync counter)     ├── rows: RowResult per sampling row
+    ├── new_slots    SlotState …               │     samples, logprobs, num_verified, proposals
+    ├── freed_slots                            └── progress
+    ├── copies       BlockCopy …   (applied first, never chained)
+    ├── swaps        SwapMove …    (applied first)
+    └── rows         RowPlan …
+          positions   [start ───────── start + len(token_ids))
+          tables      one TableUpdate per KV group
+
+Block ids cross as integers. A *row slot* is a small integer naming persistent per-sequence state
+in the worker (token history, sampling parameters, block tables); plans carry only what changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.core.request import TokenLogprobs
+from octavo.core.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotState:
+    """The constant part of a row slot, sent when a sequence takes it (again after a resync).
+
+    ``token_ids`` are all tokens known so far, prompt first. The worker extends the history itself
+    with the tokens of later rows. ``banned_until`` output tokens exist, ``banned_token_ids``
+    may not be sampled (``min_tokens``).
+    """
+
+    slot: int
+    branch: int
+    seed: int
+    sampling: SamplingParams
+    num_prompt_tokens: int
+    token_ids: tuple[int, ...]
+    banned_token_ids: tuple[int, ...] = ()
+    banned_until: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableUpdate:
+    """How a row's block table of one KV group changed: keep ``keep`` entries, append ``blocks``.
+
+    Entry ``i`` of the table covers positions ``first_position + [i * P, (i + 1) * P)``.
+    """
+
+    group: int = 0
+    first_position: int = 0
+    keep: int = 0
+    blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPlan:
+    """One sequence's share of the step: compute ``token_ids`` at positions ``start…``.
+
+    ``num_samples`` 0 samples nothing (a prompt chunk that is not the last). 1 samples the token
+    that follows the last one, for the slot's branch. n > 1 (at a request's first token) samples
+    for branches ``branch … branch + n - 1`` from the one row. ``num_drafts`` of the trailing
+    tokens are drafts to verify. ``source_row`` ≥ 0 says that the last token id is unknown here
+    and is what that row of the previous step sampled (pipelining).
+    """
+
+    slot: int
+    start: int
+    token_ids: tuple[int, ...]
+    tables: tuple[TableUpdate, ...] = ()
+    num_samples: int = 0
+    num_drafts: int = 0
+    source_row: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCopy:
+    """Copy the first ``num_tokens`` slots of block ``src`` to ``dst`` in every layer of a group."""
+
+    src: int
+    dst: int
+    num_tokens: int
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapMove:
+    """Move a block between the device pool and the host tier."""
+
+    group: int
+    device_block: int
+    host_block: int
+    to_host: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarMask:
+    """Allowed tokens of one verify row: ``words`` are ⌈vocab / 32⌉ little-endian uint32 words.
+
+    ``row`` indexes ``StepPlan.rows``; ``offset`` is the position within the row's tokens whose
+    *next* token the mask constrains (draft i < offset is part of that position's history).
+    """
+
+    row: int
+    offset: int
+    words: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """All that the data plane may do in one step; every block it touches is already reserved."""
+
+    step_id: int
+    generation: int = 0
+    rows: tuple[RowPlan, ...] = ()
+    new_slots: tuple[SlotState, ...] = ()
+    freed_slots: tuple[int, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    swaps: tuple[SwapMove, ...] = ()
+    grammar_masks: tuple[GrammarMask, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed by the step: the quantity that the token budget bounds."""
+        return sum(len(row.token_ids) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowResult:
+    """What one row produced. ``row`` indexes ``StepPlan.rows``; rows without samples are absent.
+
+    ``token_ids`` has one entry per sample (or the verified prefix and one more, for drafts).
+    ``logprobs`` is empty unless the row's parameters ask for it.
+    """
+
+    row: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    num_verified: int = 0
+    proposals: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """The answer to a plan. ``progress`` is the runner's monotonic work counter (P6)."""
+
+    step_id: int
+    rows: tuple[RowResult, ...] = ()
+    progress: int = 0
