@@ -1,1 +1,29 @@
-"""TODO."""
+"""Octavo: an LLM serving engine whose KV cache is paged, owned state.
+
+The names below load on first use, so that a command line that needs no model starts at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo.core.sampling_params import SamplingParams as SamplingParams
+    from octavo.llm import LLM as LLM
+    from octavo.llm import Completion as Completion
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "Completion", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "LLM": "octavo.llm",
+    "Completion": "octavo.llm",
+    "SamplingParams": "octavo.core.sampling_params",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'octavo' has no attribute {name!r}")

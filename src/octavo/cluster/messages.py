@@ -80,7 +80,7 @@ class Outputs(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class Stats(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """A snapshot for metrics and readiness: counters and gauges by name, sent a few times a second."""
+    """A snapshot for metrics and readiness, sent a few times a second while there is work."""
 
     engine_epoch: int
     progress: int

@@ -26,7 +26,8 @@ class Request:
     """What a user asked: one prompt, ``sampling.n`` branches.
 
     ``sampling.seed`` and ``sampling.max_tokens`` are set by the frontend before a request is
-    journaled, so that a replay is the same request. ``tenant`` is who is served (fairness,
+    journaled, so that a replay is the same request. A lower ``priority`` is served earlier.
+    ``tenant`` is who is served (fairness,
     accounting); ``domain`` is the security domain of its prefix cache; both are part of its
     identity. ``arrival_time`` and ``deadline`` are seconds on the engine's clock.
     """
@@ -94,7 +95,9 @@ class BranchOutput:
 
     ``position`` is the index of the first of ``token_ids`` in the branch's *output* (0-based), so
     that a duplicate is recognised. ``num_cached_tokens`` is how many prompt tokens were read
-    from the prefix cache. ``error`` says why a branch was dropped (finish reason ERROR or ABORT).
+    from the prefix cache. ``error`` says why a branch was dropped (finish reason ERROR or ABORT)
+    and ``error_code`` is the code of its class in ``octavo.errors`` ("cancelled" for an abort).
+    The last of ``token_ids`` may be the one that ended the branch: ``stop_token_id`` names it.
     """
 
     request_id: str
@@ -107,3 +110,4 @@ class BranchOutput:
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    error_code: str | None = None

@@ -53,26 +53,26 @@ def validate_sampling_params(params: SamplingParams, *, vocab_size: int) -> None
     Raises:
         InvalidRequestError: naming the first bad field, its value and its limit.
     """
-    _integer("n", params.n, 1, MAX_N)
+    _integer("n", params.n, (1, MAX_N))
     if params.max_tokens is not None:
-        _integer("max_tokens", params.max_tokens, 1, MAX_TOKENS)
-    _integer("min_tokens", params.min_tokens, 0, MAX_TOKENS)
+        _integer("max_tokens", params.max_tokens, (1, MAX_TOKENS))
+    _integer("min_tokens", params.min_tokens, (0, MAX_TOKENS))
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise InvalidRequestError(
             f"min_tokens ({params.min_tokens}) exceeds max_tokens ({params.max_tokens})",
             param="min_tokens",
         )
-    _number("temperature", params.temperature, 0.0, 100.0)
-    _integer("top_k", params.top_k, 0, MAX_TOKENS)
-    _number("top_p", params.top_p, 0.0, 1.0, open_low=True)
-    _number("min_p", params.min_p, 0.0, 1.0)
+    _number("temperature", params.temperature, (0.0, 100.0))
+    _integer("top_k", params.top_k, (0, MAX_TOKENS))
+    _number("top_p", params.top_p, (0.0, 1.0), open_low=True)
+    _number("min_p", params.min_p, (0.0, 1.0))
     if params.seed is not None:
-        _integer("seed", params.seed, -SEED_LIMIT, SEED_LIMIT - 1)
-    _number("repetition_penalty", params.repetition_penalty, 0.0, 10.0, open_low=True)
-    _number("presence_penalty", params.presence_penalty, -2.0, 2.0)
-    _number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
+        _integer("seed", params.seed, (-SEED_LIMIT, SEED_LIMIT - 1))
+    _number("repetition_penalty", params.repetition_penalty, (0.0, 10.0), open_low=True)
+    _number("presence_penalty", params.presence_penalty, (-2.0, 2.0))
+    _number("frequency_penalty", params.frequency_penalty, (-2.0, 2.0))
     if params.logprobs is not None:
-        _integer("logprobs", params.logprobs, 0, MAX_LOGPROBS)
+        _integer("logprobs", params.logprobs, (0, MAX_LOGPROBS))
     _token_lists(params, vocab_size)
     _stop_strings(params.stop)
 
@@ -90,10 +90,10 @@ def _token_lists(params: SamplingParams, vocab_size: int) -> None:
             param="stop_token_ids",
         )
     for token, bias in params.logit_bias:
-        _integer("logit_bias", token, 0, vocab_size - 1)
-        _number("logit_bias", bias, -100.0, 100.0)
+        _integer("logit_bias", token, (0, vocab_size - 1))
+        _number("logit_bias", bias, (-100.0, 100.0))
     for token in params.stop_token_ids:
-        _integer("stop_token_ids", token, 0, vocab_size - 1)
+        _integer("stop_token_ids", token, (0, vocab_size - 1))
 
 
 def _stop_strings(stop: tuple[str, ...]) -> None:
@@ -111,14 +111,18 @@ def _stop_strings(stop: tuple[str, ...]) -> None:
             )
 
 
-def _integer(name: str, value: object, low: int, high: int) -> None:
+def _integer(name: str, value: object, bounds: tuple[int, int]) -> None:
+    low, high = bounds
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequestError(f"{name} must be an integer", param=name)
     if not low <= value <= high:
         raise InvalidRequestError(f"{name} must be between {low} and {high}", param=name)
 
 
-def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+def _number(
+    name: str, value: object, bounds: tuple[float, float], *, open_low: bool = False
+) -> None:
+    low, high = bounds
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise InvalidRequestError(f"{name} must be a finite number", param=name)
     if value > high or value < low or (open_low and value == low):

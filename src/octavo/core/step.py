@@ -45,7 +45,8 @@ class SlotState:
 class TableUpdate:
     """How a row's block table of one KV group changed: keep ``keep`` entries, append ``blocks``.
 
-    Entry ``i`` of the table covers positions ``first_position + [i * P, (i + 1) * P)``.
+    Entry ``i`` of the table covers positions ``first_position + [i * P, (i + 1) * P)``. Where
+    ``first_position`` differs from before (a window moved), ``keep`` is 0: the table comes whole.
     """
 
     group: int = 0

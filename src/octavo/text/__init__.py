@@ -1,1 +1,17 @@
-"""TODO."""
+"""Text and tokens: tokenizers, chat templates, incremental detokenisation, stop strings."""
+
+from octavo.text.chat_template import ChatTemplate
+from octavo.text.detokenizer import IncrementalDetokenizer
+from octavo.text.stop_strings import StopResult, StopStringMatcher, TextDelta, TextStream
+from octavo.text.tokenizer import Tokenizer, check_text
+
+__all__ = [
+    "ChatTemplate",
+    "IncrementalDetokenizer",
+    "StopResult",
+    "StopStringMatcher",
+    "TextDelta",
+    "TextStream",
+    "Tokenizer",
+    "check_text",
+]

@@ -4,40 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-
-class TensorType(Enum):
-    """Storage types: (GGUF type number, elements per block, bytes per block)."""
-
-    F32 = (0, 1, 4)
-    F16 = (1, 1, 2)
-    Q4_0 = (2, 32, 18)
-    Q4_1 = (3, 32, 20)
-    Q5_0 = (6, 32, 22)
-    Q8_0 = (8, 32, 34)
-    Q4_K = (12, 256, 144)
-    Q6_K = (14, 256, 210)
-    BF16 = (30, 1, 2)
-
-    @property
-    def gguf_id(self) -> int:
-        """The type's number in a GGUF file."""
-        return self.value[0]
-
-    @property
-    def block_elements(self) -> int:
-        """Elements that share one quantisation block."""
-        return self.value[1]
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one quantisation block."""
-        return self.value[2]
+from octavo.weights.dequantize import dequantize
+from octavo.weights.tensor_type import TensorType
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,9 +28,7 @@ class LogicalTensor:
 
     def dequantize(self) -> NDArray[np.float32]:
         """The values as float32, of ``shape``: the exact meaning that every packing must keep."""
-        from octavo.weights.dequantize import dequantize
-
-        return dequantize(self)
+        return dequantize(self.type, self.data).reshape(self.shape)
 
 
 class ModelFile(Protocol):
@@ -69,7 +40,25 @@ class ModelFile(Protocol):
     the weights.
     """
 
-    kind: str
-    metadata: Mapping[str, Any]
-    tensors: Mapping[str, LogicalTensor]
-    digest: str
+    @property
+    def kind(self) -> str:
+        """ "gguf" or "hf"."""
+        ...
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What the header says."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, LogicalTensor]:
+        """The weights under canonical names."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Identifies the weights; computed at first use."""
+        ...
+
+
+__all__ = ["LogicalTensor", "ModelFile", "TensorType"]

@@ -1,0 +1,35 @@
+# Every target does its own set-up: `make serve` and `make test` are enough on a fresh machine.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.octavo-installed
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard native/*.cpp native/*.hpp native/*.h)
+
+.PHONY: setup serve test slow lint check clean
+
+setup: $(STAMP)
+
+$(STAMP): $(SOURCES)
+	@sh scripts/setup.sh "$(PYTHON)" "$(VENV)"
+	@touch $(STAMP)
+
+serve: setup
+	@$(BIN)/octavo serve smollm2
+
+test: setup
+	@$(BIN)/octavo pull smollm2
+	$(BIN)/python -m pytest
+
+slow: setup
+	$(BIN)/python -m pytest -m slow --timeout 3600
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+check: lint test
+
+clean:
+	rm -rf build $(VENV)

@@ -1,0 +1,198 @@
+"""Compares Octavo with the engines that this machine has, interleaved: A B A B …
+
+    python benchmarks/compare.py engine --llama-bin DIR --llama-gguf Q4_0=smollm2-q4_0.gguf
+    python benchmarks/compare.py http   --llama-bin DIR --rounds 2
+
+Every engine takes its turn in every round, so that what else the machine does hits all alike;
+report.py quotes medians and ratios. Raw figures go to benchmarks/results/NAME.json, with the
+machine's state before each turn. A peer that is missing or fails stands there with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from engines import Engine, LlamaCpp, Octavo, ScriptEngine, Workload
+from process import PeerError
+from servers import HttpWorkload, Server, llama_server, octavo_server
+
+from octavo.bench.machine import machine_facts, machine_state
+from octavo.weights.hub import resolve_model
+
+RESULTS = Path(__file__).resolve().parent / "results"
+QUIET_LOAD = 0.5
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the rounds and store them. Returns 0 if at least one engine gave figures."""
+    options = parse(argv)
+    model = resolve_model(options.model)
+    contenders: list[Any] = (
+        engines(options, model) if options.what == "engine" else servers(options, model)
+    )
+    workload: Any = (
+        Workload(
+            concurrency=options.concurrency,
+            prompt_tokens=options.prompt_tokens,
+            output_tokens=options.output_tokens,
+            prefill_tokens=options.prefill_tokens,
+            threads=options.threads,
+        )
+        if options.what == "engine"
+        else HttpWorkload(
+            streams=options.streams,
+            rate_per_s=options.rate,
+            num_requests=options.num_requests,
+            prompt_tokens=options.prompt_lengths,
+            output_tokens=options.output_lengths,
+            slo_ttft_s=options.slo_ttft_s,
+            slo_tpot_s=options.slo_tpot_s,
+            threads=options.threads,
+        )
+    )
+    turns = run_rounds(contenders, workload, rounds=options.rounds)
+    data = {
+        "kind": options.what,
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": machine_facts(),
+        "model": model.name,
+        "workload": asdict(workload),
+        "turns": turns,
+    }
+    path = RESULTS / f"{options.name or options.what}.json"
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    print(f"raw figures: {path.relative_to(RESULTS.parents[1])}; python benchmarks/report.py shows")
+    return 0 if any("rows" in turn for turn in turns) else 1
+
+
+def run_rounds(
+    contenders: Sequence[Engine | Server], workload: Any, *, rounds: int
+) -> list[dict[str, Any]]:
+    """Every contender's turn in every round, in the order run."""
+    turns: list[dict[str, Any]] = []
+    try:
+        for index in range(rounds):
+            for contender in contenders:
+                turn = {"round": index, "engine": contender.name, "state": machine_state()}
+                if turn["state"]["load"][0] > QUIET_LOAD and not turns:
+                    print("the machine is busy; engines that spin while they wait suffer most")
+                turns.append(turn | _turn(contender, workload))
+                print(_line(turns[-1]), flush=True)
+    finally:
+        for contender in contenders:
+            contender.close()
+    return turns
+
+
+def _turn(contender: Engine | Server, workload: Any) -> dict[str, Any]:
+    try:
+        measured = contender.measure(workload)
+    except PeerError as error:
+        return {"error": str(error)}
+    return {"rows": measured.rows, "facts": measured.facts}
+
+
+def _line(turn: dict[str, Any]) -> str:
+    head = f"round {turn['round'] + 1} {turn['engine']}:"
+    if "error" in turn:
+        return f"{head} no figure: {turn['error']}"
+    return f"{head} " + ", ".join(f"{row['name']} {row['tokens_per_s']}" for row in turn["rows"])
+
+
+def engines(options: argparse.Namespace, model: Path) -> list[Engine]:
+    """Octavo first, then every peer that an option names."""
+    found: list[Engine] = [Octavo(str(model))]
+    if options.llama_bin is not None:
+        found += [LlamaCpp(name, options.llama_bin, path) for name, path in ggufs(options, model)]
+    for label, python, script, directory in (
+        ("vLLM", options.vllm_python, "vllm_runner.py", options.vllm_model),
+        ("OpenVINO", options.openvino_python, "openvino_runner.py", options.openvino_model),
+    ):
+        if python is not None:
+            found.append(ScriptEngine(label, python=python, script=script, model=directory))
+    return found
+
+
+def servers(options: argparse.Namespace, model: Path) -> list[Server]:
+    """Octavo first, then llama-server per file and every ``--server``."""
+    found = [octavo_server(str(model), options.threads)]
+    if options.llama_bin is not None:
+        found += [
+            llama_server(
+                name, options.llama_bin, path, streams=options.streams, threads=options.threads
+            )
+            for name, path in ggufs(options, model)
+        ]
+    for text in options.server:
+        name, _, command = text.partition("=")
+        found.append(Server(name, shlex.split(command), ready="/health", model=name))
+    return found
+
+
+def ggufs(options: argparse.Namespace, model: Path) -> list[tuple[str, Path]]:
+    """(name, file) for llama.cpp: the model itself, then every ``--llama-gguf``."""
+    found = [("llama.cpp, same file", model)]
+    for text in options.llama_gguf:
+        label, _, path = text.partition("=")
+        found.append((f"llama.cpp, {label}", Path(path)))
+    return found
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Compare Octavo with peers, interleaved.")
+    parser.add_argument("what", choices=("engine", "http"))
+    parser.add_argument("--model", default="smollm2", help="alias or GGUF file")
+    parser.add_argument("--name", help="of the results file (default: engine or http)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=machine_facts()["cores"])
+    peers = parser.add_argument_group("peers")
+    peers.add_argument("--llama-bin", type=Path, help="folder of llama.cpp's programs")
+    peers.add_argument(
+        "--llama-gguf", action="append", default=[], metavar="LABEL=FILE",
+        help="a further file for llama.cpp, such as one requantised to its fastest format",
+    )  # fmt: skip
+    peers.add_argument("--vllm-python", type=Path, help="Python of an environment with vLLM")
+    peers.add_argument("--vllm-model", type=Path, help="its model directory")
+    peers.add_argument("--openvino-python", type=Path, help="Python with openvino-genai")
+    peers.add_argument("--openvino-model", type=Path, help="its exported model directory")
+    peers.add_argument(
+        "--server", action="append", default=[], metavar="NAME=COMMAND",
+        help="http: any other server; {port} in the command is replaced",
+    )  # fmt: skip
+    work = parser.add_argument_group("engine workload")
+    work.add_argument("--concurrency", type=integers, default=(1, 4, 16, 32))
+    work.add_argument("--prompt-tokens", type=int, default=128)
+    work.add_argument("--output-tokens", type=int, default=128)
+    work.add_argument("--prefill-tokens", type=int, default=512)
+    load = parser.add_argument_group("http workload")
+    load.add_argument("--streams", type=int, default=16)
+    load.add_argument("--rate", type=float, default=3.0)
+    load.add_argument("--num-requests", type=int, default=300)
+    load.add_argument("--prompt-lengths", default="exponential:161")
+    load.add_argument("--output-lengths", default="exponential:100")
+    load.add_argument("--slo-ttft-s", type=float, default=2.0)
+    load.add_argument("--slo-tpot-s", type=float, default=0.05)
+    options = parser.parse_args(argv)
+    for name in ("vllm", "openvino"):
+        values = vars(options)
+        if (values[f"{name}_python"] is None) != (values[f"{name}_model"] is None):
+            parser.error(f"--{name}-python and --{name}-model go together")
+    return options
+
+
+def integers(text: str) -> tuple[int, ...]:
+    """``1,4,16``"""
+    return tuple(int(part) for part in text.split(","))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,321 @@
+// Matrix kernels over one panel, written once; the including unit has defined the vectors.
+//
+// One float order for every width, row count and instruction set: a lane is an output; within a
+// K-slice groups ascend with one FMA per scale; slices are summed in ascending order.
+#pragma once
+
+// Loaders. `load` gives the unsigned weights of input quad j for columns 0..15 and 16..31;
+// quads of one `half` share a scale; `zero_shift` says that weight 2^zero_shift means 0.
+template <int SuperBytes, int GroupBytes>
+struct GroupStream {
+  OCTAVO_INLINE const uint8_t* group(const uint8_t* panel, int g) {
+    if constexpr (SuperBytes == 0) {
+      return panel + size_t(g) * GroupBytes;
+    } else {
+      return header(panel, g) + SuperBytes + size_t(g % 8) * GroupBytes;
+    }
+  }
+  OCTAVO_INLINE const uint8_t* header(const uint8_t* panel, int g) {
+    return panel + size_t(g / 8) * (SuperBytes + 8 * GroupBytes);
+  }
+  static constexpr int halves = 1;
+  static constexpr bool has_min = false;
+  static constexpr bool subtract_min = false;
+  static constexpr int zero_shift = -1;
+  static constexpr int bits = 4;
+  static constexpr int group_bytes = GroupBytes;
+};
+
+OCTAVO_INLINE void load_nibbles(const uint8_t* g, int j, I w[2]) {
+  const I packed = i_load(g + 64 * j);
+  const I low = i_set1(0x0f0f0f0f);
+  w[0] = i_and(packed, low);
+  w[1] = i_and(i_shr<4>(packed), low);
+}
+
+struct WeightsQ4 : GroupStream<0, 576> {
+  static constexpr int zero_shift = 3;
+  OCTAVO_INLINE void load(const uint8_t* g, int j, I w[2]) { load_nibbles(g, j, w); }
+  OCTAVO_INLINE F scale(const uint8_t*, const uint8_t* g, int, int c) {
+    return f_load_f16(g + 512 + 32 * c);
+  }
+};
+
+struct WeightsQ41 : GroupStream<0, 640> {
+  static constexpr bool has_min = true;
+  OCTAVO_INLINE void load(const uint8_t* g, int j, I w[2]) { load_nibbles(g, j, w); }
+  OCTAVO_INLINE F scale(const uint8_t*, const uint8_t* g, int, int c) {
+    return f_load_f16(g + 512 + 32 * c);
+  }
+  OCTAVO_INLINE F minimum(const uint8_t*, const uint8_t* g, int c) {
+    return f_load_f16(g + 576 + 32 * c);
+  }
+};
+
+struct WeightsQ5 : GroupStream<0, 704> {
+  static constexpr int zero_shift = 4;
+  static constexpr int bits = 5;
+  OCTAVO_INLINE void load(const uint8_t* g, int j, I w[2]) {
+    load_nibbles(g, j, w);
+    w[0] = i_or(w[0], i_expand_bits(g + 512 + 16 * j, 16));
+    w[1] = i_or(w[1], i_expand_bits(g + 512 + 16 * j + 8, 16));
+  }
+  OCTAVO_INLINE F scale(const uint8_t*, const uint8_t* g, int, int c) {
+    return f_load_f16(g + 640 + 32 * c);
+  }
+};
+
+struct WeightsQ8 : GroupStream<0, 1088> {
+  static constexpr int zero_shift = 7;
+  static constexpr int bits = 8;
+  OCTAVO_INLINE void load(const uint8_t* g, int j, I w[2]) {
+    w[0] = i_load(g + 128 * j);
+    w[1] = i_load(g + 128 * j + 64);
+  }
+  OCTAVO_INLINE F scale(const uint8_t*, const uint8_t* g, int, int c) {
+    return f_load_f16(g + 1024 + 32 * c);
+  }
+};
+
+struct WeightsQ4K : GroupStream<128, 576> {
+  static constexpr bool has_min = true;
+  static constexpr bool subtract_min = true;
+  OCTAVO_INLINE void load(const uint8_t* g, int j, I w[2]) { load_nibbles(g, j, w); }
+  OCTAVO_INLINE F scale(const uint8_t* header, const uint8_t* g, int, int c) {
+    return f_mul(f_load_f16(header + 32 * c), f_load_u8(g + 512 + 16 * c));
+  }
+  OCTAVO_INLINE F minimum(const uint8_t* header, const uint8_t* g, int c) {
+    return f_mul(f_load_f16(header + 64 + 32 * c), f_load_u8(g + 544 + 16 * c));
+  }
+};
+
+struct WeightsQ6K : GroupStream<64, 832> {
+  static constexpr int halves = 2;
+  static constexpr int zero_shift = 5;
+  static constexpr int bits = 6;
+  OCTAVO_INLINE void load(const uint8_t* g, int j, I w[2]) {
+    load_nibbles(g, j, w);
+    const I plane = i_load(g + 512 + 64 * (j / 2));
+    const I mask = i_set1(0x30303030);
+    if (j % 2 == 0) {
+      w[0] = i_or(w[0], i_and(i_shl<4>(plane), mask));
+      w[1] = i_or(w[1], i_and(i_shl<2>(plane), mask));
+    } else {
+      w[0] = i_or(w[0], i_and(plane, mask));
+      w[1] = i_or(w[1], i_and(i_shr<2>(plane), mask));
+    }
+  }
+  OCTAVO_INLINE F scale(const uint8_t* header, const uint8_t* g, int half, int c) {
+    return f_mul(f_load_f16(header + 32 * c), f_load_s8(g + 768 + 32 * half + 16 * c));
+  }
+};
+
+OCTAVO_INLINE int32_t load_i32(const void* p) {
+  int32_t x;
+  __builtin_memcpy(&x, p, 4);
+  return x;
+}
+OCTAVO_INLINE F broadcast(const uint8_t* p) {
+  float x;
+  __builtin_memcpy(&x, p, 4);
+  return f_set1(x);
+}
+
+OCTAVO_INLINE I shift_bytes(I x, int bytes) {
+  return bytes == 1 ? i_shr<8>(x) : bytes == 2 ? i_shr<16>(x) : i_shr<24>(x);
+}
+
+// Adds group g of R rows × 32 columns to `acc`.
+template <class W, int R>
+OCTAVO_INLINE void int_group(const uint8_t* panel, const uint8_t* acts, int g, F acc[R][2]) {
+  const uint8_t* header = W::header(panel, g);
+  const uint8_t* group = W::group(panel, g);
+  const uint8_t* quads = acts + size_t(g) * 64 * R;
+  const uint8_t* scales = quads + 32 * R;
+  constexpr int kQuads = 8 / W::halves;
+OCTAVO_UNROLL(2)
+  for (int half = 0; half < W::halves; ++half) {
+    I sum[R][2];
+OCTAVO_UNROLL(8)
+    for (int r = 0; r < R; ++r) {
+      I init = i_set1(0);
+      if constexpr (W::zero_shift >= 0) {
+        const int which = W::halves == 1 ? 2 : 3 + half;
+        init = i_shl<(W::zero_shift < 0 ? 0 : W::zero_shift)>(
+            i_set1(load_i32(scales + 4 * (which * R + r))));
+      }
+      sum[r][0] = init;
+      sum[r][1] = init;
+    }
+OCTAVO_UNROLL(8)
+    for (int j = half * kQuads; j < (half + 1) * kQuads; ++j) {
+      I w[2];
+      W::load(group, j, w);
+OCTAVO_UNROLL(8)
+      for (int r = 0; r < R; ++r) {
+        const int32_t quad = load_i32(quads + 4 * (j * R + r));
+        sum[r][0] = i_dot4<W::bits>(sum[r][0], w[0], quad);
+        sum[r][1] = i_dot4<W::bits>(sum[r][1], w[1], quad);
+      }
+    }
+    const F scale[2] = {W::scale(header, group, half, 0), W::scale(header, group, half, 1)};
+OCTAVO_UNROLL(8)
+    for (int r = 0; r < R; ++r) {
+      const F act = broadcast(scales + 4 * r);
+      acc[r][0] = f_fma(scale[0], f_mul(f_from_i(sum[r][0]), act), acc[r][0]);
+      acc[r][1] = f_fma(scale[1], f_mul(f_from_i(sum[r][1]), act), acc[r][1]);
+    }
+  }
+  if constexpr (W::has_min) {
+    const F low[2] = {W::minimum(header, group, 0), W::minimum(header, group, 1)};
+OCTAVO_UNROLL(8)
+    for (int r = 0; r < R; ++r) {
+      const F act = broadcast(scales + 4 * (R + r));
+      for (int c = 0; c < 2; ++c) {
+        acc[r][c] = W::subtract_min ? f_fnma(low[c], act, acc[r][c]) : f_fma(low[c], act, acc[r][c]);
+      }
+    }
+  }
+}
+
+// Writes R rows × 32 columns: bias, residual, and narrower last panels.
+template <int R>
+OCTAVO_INLINE void store_tile(const PanelGemm& p, int block, F total[R][2]) {
+  for (int r = 0; r < R; ++r) {
+    float* out = p.out + size_t(block * R + r) * p.out_stride;
+    float edge[kPanel];
+    for (int c = 0; c < 2; ++c) {
+      if (p.bias) total[r][c] = f_add(total[r][c], f_load(p.bias + 16 * c));
+      if (p.columns == kPanel) {
+        if (p.residual) total[r][c] = f_add(f_load(out + 16 * c), total[r][c]);
+        f_store(out + 16 * c, total[r][c]);
+      } else {
+        f_store(edge + 16 * c, total[r][c]);
+      }
+    }
+    if (p.columns == kPanel) continue;
+    for (int n = 0; n < p.columns; ++n) out[n] = p.residual ? out[n] + edge[n] : edge[n];
+  }
+}
+
+// Every block but the first meets the panel in cache; Lines > 0 uses the time to prefetch the next
+// panel, each block its own lines of every group.
+template <class W, int R, int Lines>
+static void int_blocks(const PanelGemm& p) {
+  for (int block = p.first_block; block < p.last_block; ++block) {
+    const uint8_t* acts = p.acts.ints + size_t(block) * p.acts.int_block_bytes();
+    const uint8_t* ahead = p.next + 64 * Lines * (block - p.first_block);
+    F total[R][2];
+    int g = 0;
+    for (int slice = 0; slice < p.num_slices; ++slice) {
+      F acc[R][2];
+      for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = f_zero();
+      for (; g < p.slice_ends[slice]; ++g) {
+OCTAVO_UNROLL(4)
+        for (int i = 0; i < Lines; ++i) prefetch(ahead + size_t(g) * W::group_bytes + 64 * i);
+        int_group<W, R>(p.weights, acts, g, acc);
+      }
+      for (int r = 0; r < R; ++r) {
+        for (int c = 0; c < 2; ++c) {
+          total[r][c] = slice == 0 ? acc[r][c] : f_add(total[r][c], acc[r][c]);
+        }
+      }
+    }
+    store_tile<R>(p, block, total);
+  }
+}
+
+template <class W, int R>
+static void gemm_int(const PanelGemm& p) {
+  const int blocks = p.last_block - p.first_block;
+  const int lines = W::group_bytes / 64;
+  if (p.next && R > 1 && blocks >= 3 && blocks <= lines) {
+    if (blocks * 2 >= lines) {
+      int_blocks<W, R, 2>(p);
+    } else {
+      int_blocks<W, R, 4>(p);
+    }
+  } else {
+    int_blocks<W, R, 0>(p);
+  }
+}
+
+// The exact float value of one group, [32][32].
+template <class W>
+OCTAVO_INLINE void unpack_group(const uint8_t* panel, int g, float* out) {
+  const uint8_t* header = W::header(panel, g);
+  const uint8_t* group = W::group(panel, g);
+  const float zero = W::zero_shift < 0 ? 0.0f : float(1 << (W::zero_shift < 0 ? 0 : W::zero_shift));
+  for (int j = 0; j < 8; ++j) {
+    I w[2];
+    W::load(group, j, w);
+    for (int c = 0; c < 2; ++c) {
+      const F scale = W::scale(header, group, j * W::halves / 8, c);
+      for (int k = 0; k < 4; ++k) {
+        const I quant = i_and(k == 0 ? w[c] : shift_bytes(w[c], k), i_set1(0xff));
+        F value = f_mul(scale, f_sub(f_from_i(quant), f_set1(zero)));
+        if constexpr (W::has_min) {
+          const F low = W::minimum(header, group, c);
+          value = W::subtract_min ? f_sub(value, low) : f_add(value, low);
+        }
+        f_store(out + (4 * j + k) * kPanel + 16 * c, value);
+      }
+    }
+  }
+}
+
+struct WeightsF32 : GroupStream<0, 4096> {
+  OCTAVO_INLINE F load(const uint8_t* p) { return f_load(reinterpret_cast<const float*>(p)); }
+  static constexpr int bytes = 4;
+};
+struct WeightsF16 : GroupStream<0, 2048> {
+  OCTAVO_INLINE F load(const uint8_t* p) { return f_load_f16(p); }
+  static constexpr int bytes = 2;
+};
+struct WeightsBF16 : GroupStream<0, 2048> {
+  OCTAVO_INLINE F load(const uint8_t* p) { return f_load_bf16(p); }
+  static constexpr int bytes = 2;
+};
+
+// Float weights [groups · 32][32] times float activations, one FMA per input, ascending.
+template <class W, int R>
+OCTAVO_INLINE void float_blocks(const PanelGemm& p, const uint8_t* weights) {
+  for (int block = p.first_block; block < p.last_block; ++block) {
+    const float* acts = p.acts.floats + size_t(block) * p.acts.float_block_size();
+    F total[R][2];
+    int k = 0;
+    for (int slice = 0; slice < p.num_slices; ++slice) {
+      F acc[R][2];
+      for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = f_zero();
+      for (; k < p.slice_ends[slice] * kGroup; ++k) {
+        const uint8_t* row = weights + size_t(k) * kPanel * W::bytes;
+        const F w[2] = {W::load(row), W::load(row + 16 * W::bytes)};
+OCTAVO_UNROLL(8)
+        for (int r = 0; r < R; ++r) {
+          const F act = f_set1(acts[size_t(k) * R + r]);
+          acc[r][0] = f_fma(w[0], act, acc[r][0]);
+          acc[r][1] = f_fma(w[1], act, acc[r][1]);
+        }
+      }
+      for (int r = 0; r < R; ++r) {
+        for (int c = 0; c < 2; ++c) {
+          total[r][c] = slice == 0 ? acc[r][c] : f_add(total[r][c], acc[r][c]);
+        }
+      }
+    }
+    store_tile<R>(p, block, total);
+  }
+}
+
+template <class W, int R>
+static void gemm_float(const PanelGemm& p) {
+  float_blocks<W, R>(p, p.weights);
+}
+
+template <class W, int R>
+static void gemm_unpacked(const PanelGemm& p) {
+  for (int g = 0; g < p.acts.groups; ++g) {
+    unpack_group<W>(p.weights, g, p.scratch + size_t(g) * kGroup * kPanel);
+  }
+  float_blocks<WeightsF32, R>(p, reinterpret_cast<const uint8_t*>(p.scratch));
+}

@@ -1,0 +1,249 @@
+#include "model.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+namespace octavo {
+namespace {
+
+int groups_of(int columns) { return (columns + kGroup - 1) / kGroup; }
+
+std::vector<float> padded(std::vector<float> values) {
+  values.resize(size_t(groups_of(int(values.size()))) * kGroup, 0.0f);
+  return values;
+}
+
+}  // namespace
+
+Model::Model(const ModelOptions& options)
+    : options_(options), pool_(std::make_unique<ThreadPool>(options.threads)) {}
+
+void Model::append_panels(Linear& linear, int tensor, int column) const {
+  const RawTensor& raw = linear.tensors[size_t(tensor)];
+  for (int row = 0; row < raw.rows; row += kPanel) {
+    Panel panel;
+    panel.tensor = tensor;
+    panel.row = row;
+    panel.format = format_of(raw.type);
+    panel.column = column + row;
+    panel.columns = std::min(kPanel, raw.rows - row);
+    linear.panels.push_back(panel);
+  }
+}
+
+Model::Linear Model::make_linear(const std::vector<RawTensor>& tensors, bool row_parallel) const {
+  Linear linear;
+  linear.tensors = tensors;
+  linear.groups = groups_of(tensors[0].columns);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    append_panels(linear, int(i), linear.outputs);
+    linear.outputs += tensors[i].rows;
+    const bool quantised = int(format_of(tensors[i].type)) < kNumIntFormats;
+    (quantised && options_.int8_activations ? linear.ints : linear.floats) = true;
+  }
+  const int slices = row_parallel ? std::min(options_.k_slices, linear.groups) : 1;
+  for (int v = 1; v <= slices; ++v) linear.slice_ends.push_back(linear.groups * v / slices);
+  return linear;
+}
+
+void Model::set_embedding(const RawTensor& table, float scale) {
+  embedding_ = table;
+  embedding_scale_ = scale;
+}
+
+void Model::add_norm_linear(std::vector<float> norm, float eps,
+                            const std::vector<RawTensor>& weights,
+                            const std::vector<std::vector<float>>& biases) {
+  Op op{Kind::norm_linear, padded(std::move(norm)), eps, make_linear(weights, false), {}, {}, 0};
+  const bool any = std::any_of(biases.begin(), biases.end(), [](auto& b) { return !b.empty(); });
+  if (any) {
+    op.first.bias.assign(op.first.panels.size() * kPanel, 0.0f);
+    for (size_t i = 0; i < op.first.panels.size(); ++i) {
+      const Panel& panel = op.first.panels[i];
+      const std::vector<float>& bias = biases[size_t(panel.tensor)];
+      if (bias.empty()) continue;
+      std::copy_n(bias.data() + panel.row, panel.columns, op.first.bias.data() + i * kPanel);
+    }
+  }
+  ops_.push_back(std::move(op));
+}
+
+void Model::add_attention(const AttentionSpec& spec) {
+  Op op{Kind::attention, {}, 0.0f, {}, {}, spec, 0};
+  auto found = std::find(ropes_.begin(), ropes_.end(), spec.inv_freq);
+  op.rope = int(found - ropes_.begin());
+  if (found == ropes_.end()) ropes_.push_back(spec.inv_freq);
+  last_attention_ = int(ops_.size());
+  ops_.push_back(std::move(op));
+}
+
+void Model::add_linear_residual(const RawTensor& weight, const std::vector<float>& bias) {
+  Op op{Kind::linear_residual, {}, 0.0f, make_linear({weight}, true), {}, {}, 0};
+  if (!bias.empty()) op.first.bias = padded(bias);
+  ops_.push_back(std::move(op));
+}
+
+void Model::add_norm_mlp(std::vector<float> norm, float eps, const RawTensor& gate,
+                         const RawTensor& up, const RawTensor& down) {
+  Op op{Kind::norm_mlp, padded(std::move(norm)), eps, make_linear({gate, up}, false),
+        make_linear({down}, true), {}, 0};
+  Linear& pair = op.first;
+  const size_t half = pair.panels.size() / 2;
+  std::vector<Panel> mixed;
+  for (size_t i = 0; i < half; ++i) {
+    mixed.push_back(pair.panels[i]);
+    mixed.push_back(pair.panels[half + i]);
+  }
+  pair.panels = std::move(mixed);
+  pair.panels_per_unit = 2;
+  ops_.push_back(std::move(op));
+}
+
+void Model::set_head(std::vector<float> norm, float eps, const RawTensor& weight) {
+  ops_.push_back({Kind::head, padded(std::move(norm)), eps, make_linear({weight}, false), {}, {},
+                  0});
+}
+
+// Each thread's panels of all ops lie in one run, in the order in which the walk reads them.
+void Model::place_and_pack() {
+  struct Job {
+    Linear* linear;
+    Panel* panel;
+    size_t offset;
+  };
+  std::vector<Job> jobs;
+  size_t total = 0;
+  const int threads = options_.threads;
+  for (int t = 0; t < threads; ++t) {
+    for (Op& op : ops_) {
+      for (Linear* linear : {&op.first, &op.second}) {
+        const int per_unit = linear->panels_per_unit;
+        const int begin = share_begin(linear->units(), threads, t) * per_unit;
+        const int end = share_begin(linear->units(), threads, t + 1) * per_unit;
+        for (int i = begin; i < end; ++i) {
+          Panel& panel = linear->panels[size_t(i)];
+          jobs.push_back({linear, &panel, total});
+          total += panel_bytes(panel.format, linear->groups);
+          if (!linear->bias.empty()) panel.bias = linear->bias.data() + size_t(i) * kPanel;
+        }
+      }
+    }
+  }
+  weights_ = Mapping(total + 4096, true);  // the slack lets kernels prefetch past the end
+  struct Context {
+    std::vector<Job>& jobs;
+    uint8_t* base;
+    std::atomic<size_t> next{0};
+  } context{jobs, weights_.data(), {}};
+  const auto pack = [](void* opaque, int) {
+    Context& c = *static_cast<Context*>(opaque);
+    for (size_t i = c.next.fetch_add(1); i < c.jobs.size(); i = c.next.fetch_add(1)) {
+      const Job& job = c.jobs[i];
+      job.panel->data = c.base + job.offset;
+      pack_panel(job.linear->tensors[size_t(job.panel->tensor)], job.panel->row,
+                 c.base + job.offset);
+    }
+  };
+  pool_->run(pack, &context);
+  for (Op& op : ops_) {
+    op.first.tensors.clear();
+    op.second.tensors.clear();
+  }
+}
+
+PackedRows Model::RowBuffer::view(int groups, int lanes) {
+  return {ints.empty() ? nullptr : ints.data(), floats.empty() ? nullptr : floats.data(), groups,
+          lanes};
+}
+
+void Model::allocate_scratch() {
+  const size_t rows = size_t(options_.max_tokens + 3) / 4 * 4;
+  const auto grow = [](RowBuffer& buffer, const Linear& linear, size_t count) {
+    const size_t groups = count * size_t(linear.groups);
+    if (linear.ints) buffer.ints.resize(std::max(buffer.ints.size(), groups * 64));
+    if (linear.floats) buffer.floats.resize(std::max(buffer.floats.size(), groups * kGroup));
+  };
+  thread_scratch_.resize(size_t(options_.threads));
+  hidden_stride_ = groups_of(options_.hidden) * kGroup;
+  int max_groups = 0, max_outputs = 0, max_dim = 16;
+  for (const Op& op : ops_) {
+    max_groups = std::max({max_groups, op.first.groups, op.second.groups});
+    if (op.kind == Kind::norm_linear) max_outputs = std::max(max_outputs, op.first.outputs);
+    if (op.kind == Kind::attention) max_dim = std::max(max_dim, op.attention.head_dim);
+    if (op.kind == Kind::linear_residual) {
+      grow(attention_rows_, op.first, rows);
+      if (options_.kv.head_dim % kGroup != 0) {
+        attended_.assign(rows * size_t(op.first.groups) * kGroup, 0.0f);
+      }
+    }
+    if (op.kind == Kind::norm_mlp) grow(mlp_rows_, op.second, rows);
+    if (!op.norm.empty()) {
+      grow(norm_rows_, op.first, rows);
+      for (ThreadScratch& scratch : thread_scratch_) grow(scratch.norm_row, op.first, 1);
+    }
+  }
+  qkv_stride_ = (max_outputs + 15) / 16 * 16;
+  x_.assign(rows * size_t(hidden_stride_), 0.0f);
+  qkv_.assign(rows * size_t(qkv_stride_), 0.0f);
+  size_t rope_width = 0;
+  for (const auto& rope : ropes_) rope_width += 2 * rope.size();
+  cos_sin_.assign(rows * rope_width, 0.0f);
+  for (ThreadScratch& scratch : thread_scratch_) {
+    scratch.attention.resize(size_t(4 * (kSegment + max_dim) + kMaxHeadRatio * max_dim));
+    scratch.gate_up.resize(2 * 128 * kPanel);
+    scratch.unpacked.resize(size_t(max_groups) * kGroup * kPanel);
+  }
+  queue_ = std::make_unique<WorkQueue>(options_.threads);
+}
+
+void Model::finish() {
+  place_and_pack();
+  kv_ = KvPool(options_.kv);
+  allocate_scratch();
+}
+
+void Model::check(const StepArrays& step) const {
+  const auto require = [](bool ok, const char* what) {
+    if (!ok) throw std::invalid_argument(what);
+  };
+  require(pool_->alive(), "the model belongs to another process; load it again after fork()");
+  require(step.num_tokens <= options_.max_tokens, "more tokens than max_tokens");
+  require(step.tables.size() == options_.kv.group_layers.size(), "one block table per KV group");
+  for (int i = 0; i < step.num_tokens; ++i) {
+    require(step.token_ids[i] >= 0 && step.token_ids[i] < embedding_.rows, "token id out of range");
+  }
+  require(step.query_start[0] == 0 && step.query_start[step.num_rows] == step.num_tokens,
+          "query_start_loc does not cover the tokens");
+  for (int r = 0; r < step.num_rows; ++r) {
+    const int length = step.query_start[r + 1] - step.query_start[r];
+    require(length > 0 && step.context_lens[r] >= 0, "empty row or negative context");
+    const int last = step.context_lens[r] + length - 1;
+    for (const StepArrays::Table& table : step.tables) {
+      const int first = table.first_position[r];
+      require(step.slots[r] >= 0 && step.slots[r] < table.slots, "slot out of range");
+      require(first >= 0 && first % kTile == 0 && first <= step.context_lens[r],
+              "first_position must be a multiple of 16 within the context");
+      const int entries = (last - first) / options_.kv.block_size + 1;
+      require(entries <= table.width, "block table too short");
+      const int32_t* line = table.blocks + size_t(step.slots[r]) * size_t(table.width);
+      for (int i = 0; i < entries; ++i) {
+        require(line[i] >= 0 && line[i] < options_.kv.num_blocks, "block id out of range");
+      }
+    }
+  }
+  for (int c = 0; c < step.num_copies; ++c) {
+    const int32_t* copy = step.copies + 4 * c;
+    require(copy[0] >= 0 && copy[0] < int(options_.kv.group_layers.size()), "copy group");
+    require(copy[1] >= 0 && copy[1] < options_.kv.num_blocks && copy[2] >= 0 &&
+                copy[2] < options_.kv.num_blocks && copy[3] >= 0 &&
+                copy[3] <= options_.kv.block_size,
+            "copy out of range");
+  }
+  for (int s = 0; s < step.num_samples; ++s) {
+    require(step.token_index[s] >= 0 && step.token_index[s] < step.num_tokens,
+            "sample token_index out of range");
+  }
+}
+
+}  // namespace octavo

@@ -1,0 +1,453 @@
+// The walk: one step of the whole program on all threads, from block copies to sampled tokens.
+//
+// Every thread runs the same sequence of phases; a phase hands out its items through the queue and
+// ends in a barrier. Which thread computes an item never changes its bits.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "model.hpp"
+
+namespace octavo {
+namespace {
+
+constexpr int kBlocksPerChunk = 32;  // 128 rows of activations stay in the second-level cache
+constexpr int kAttentionRows = 24;   // query rows (tokens · heads per KV head) of one item
+
+int attention_groups(const AttentionSpec& spec) {
+  return (spec.heads * spec.head_dim + kGroup - 1) / kGroup;
+}
+
+}  // namespace
+
+class Walk {
+ public:
+  Walk(Model& model, StepArrays& step);
+  void run();
+
+ private:
+  using Op = Model::Op;
+  using Linear = Model::Linear;
+
+  // Query tokens [token, token + count) of a row; outputs go to activation rows from `out` on.
+  struct Span {
+    int row, token, count, out;
+  };
+  // What one thread knows; equal on all threads but for `index`.
+  struct Thread {
+    int index;
+    uint16_t tag;
+    int rows;    // activation rows now: tokens, later only those that sample
+    int lanes;
+    int blocks;  // of `lanes` rows
+
+    void set_rows(int count) {
+      rows = count;
+      lanes = count == 1 ? 1 : 4;
+      blocks = (count + lanes - 1) / lanes;
+    }
+  };
+
+  void thread_main(int index);
+  template <class Fn>
+  void phase(Thread& t, int items, Fn&& fn);
+  void copy_blocks(Thread& t);
+  void embed(Thread& t);
+  PackedRows pack_norm(Thread& t, const Op& op);
+  void multiply(Thread& t, const Linear& linear, const PackedRows& in, float* out, size_t stride,
+                bool residual);
+  void run_panel(const Thread& t, const Linear& linear, size_t index, PanelGemm& args) const;
+  void attention(Thread& t, const Op& op, bool last);
+  void rotate_and_write(const Op& op, int token, int kv_head) const;
+  void rotate(const Op& op, int token, float* head, float scale) const;
+  void attend(const Thread& t, const Op& op, const Span& span, int kv_head) const;
+  void pack_attended(Thread& t, const Op& op);
+  void norm_mlp(Thread& t, const Op& op);
+  void gate_up(const Thread& t, const Linear& linear, int item, const PackedRows& in,
+               const PackedRows& out) const;
+  void head(Thread& t, const Op& op);
+  void gather_sampled() const;
+  void sample(int s, int thread) const;
+  void plan_attention();
+
+  float* x(int row) const { return model_.x_.data() + size_t(row) * size_t(model_.hidden_stride_); }
+  float* qkv(int token) const {
+    return model_.qkv_.data() + size_t(token) * size_t(model_.qkv_stride_);
+  }
+  const float* cos_sin(int rope, int token) const;
+
+  Model& model_;
+  const Kernels& kernels_;
+  StepArrays& step_;
+  std::vector<int> row_of_token_;
+  std::vector<int> sampled_;     // distinct sampled tokens, ascending
+  std::vector<int> logits_row_;  // per sample, its place in sampled_
+  std::vector<Span> spans_, last_spans_;
+  bool decode_only_ = false;     // every row has one token: write and attend in one phase
+  int rope_width_ = 0;
+};
+
+Walk::Walk(Model& model, StepArrays& step)
+    : model_(model), kernels_(*model.options_.kernels), step_(step) {
+  row_of_token_.resize(size_t(step.num_tokens));
+  for (int r = 0; r < step.num_rows; ++r) {
+    for (int t = step.query_start[r]; t < step.query_start[r + 1]; ++t) {
+      row_of_token_[size_t(t)] = r;
+    }
+  }
+  sampled_.assign(step.token_index, step.token_index + step.num_samples);
+  std::sort(sampled_.begin(), sampled_.end());
+  sampled_.erase(std::unique(sampled_.begin(), sampled_.end()), sampled_.end());
+  for (int s = 0; s < step.num_samples; ++s) {
+    const auto at = std::lower_bound(sampled_.begin(), sampled_.end(), step.token_index[s]);
+    logits_row_.push_back(int(at - sampled_.begin()));
+  }
+  for (const auto& rope : model.ropes_) rope_width_ += 2 * int(rope.size());
+  // Kernels write whole blocks of rows.
+  const size_t logits = (sampled_.size() + 3) / 4 * 4 * size_t(model.options_.vocab);
+  if (model.logits_.size() < logits) model.logits_.resize(logits);
+  plan_attention();
+}
+
+void Walk::plan_attention() {
+  if (model_.last_attention_ < 0) return;
+  const AttentionSpec& spec = model_.ops_[size_t(model_.last_attention_)].attention;
+  const int most = std::max(1, kAttentionRows / (spec.heads / spec.kv_heads));
+  decode_only_ = step_.num_rows == step_.num_tokens;
+  for (int r = 0; r < step_.num_rows; ++r) {
+    for (int t = step_.query_start[r]; t < step_.query_start[r + 1]; t += most) {
+      spans_.push_back({r, t, std::min(most, step_.query_start[r + 1] - t), t});
+    }
+  }
+  for (size_t i = 0; i < sampled_.size(); ++i) {
+    last_spans_.push_back({row_of_token_[size_t(sampled_[i])], sampled_[i], 1, int(i)});
+  }
+}
+
+void Walk::run() {
+  const auto entry = [](void* self, int thread) { static_cast<Walk*>(self)->thread_main(thread); };
+  model_.pool_->run(entry, this);
+}
+
+template <class Fn>
+void Walk::phase(Thread& t, int items, Fn&& fn) {
+  ++t.tag;
+  for (int i = model_.queue_->next(t.index, t.tag, items); i >= 0;
+       i = model_.queue_->next(t.index, t.tag, items)) {
+    fn(i);
+  }
+  model_.pool_->barrier();
+}
+
+void Walk::thread_main(int index) {
+  Thread t{index, model_.phase_tag_, 0, 1, 0};
+  t.set_rows(step_.num_tokens);
+  if (step_.num_copies > 0) copy_blocks(t);
+  embed(t);
+  const int ops = int(model_.ops_.size());
+  for (int i = 0; i < ops; ++i) {
+    const Op& op = model_.ops_[size_t(i)];
+    switch (op.kind) {
+      case Model::Kind::norm_linear:
+        multiply(t, op.first, pack_norm(t, op), model_.qkv_.data(), size_t(model_.qkv_stride_),
+                 false);
+        break;
+      case Model::Kind::attention: attention(t, op, i == model_.last_attention_); break;
+      case Model::Kind::linear_residual:
+        multiply(t, op.first, model_.attention_rows_.view(op.first.groups, t.lanes),
+                 model_.x_.data(), size_t(model_.hidden_stride_), true);
+        break;
+      case Model::Kind::norm_mlp: norm_mlp(t, op); break;
+      case Model::Kind::head: head(t, op); break;
+    }
+    if (t.rows == 0) break;  // nothing samples: the caches are written, the rest has no reader
+  }
+  if (index == 0) model_.phase_tag_ = t.tag;
+}
+
+void Walk::copy_blocks(Thread& t) {
+  const auto& layers = model_.options_.kv.group_layers;
+  const int most = *std::max_element(layers.begin(), layers.end());
+  phase(t, step_.num_copies * most, [&](int item) {
+    const int32_t* copy = step_.copies + 4 * (item / most);
+    const int layer = item % most;
+    if (layer < layers[size_t(copy[0])]) {
+      model_.kv_.copy(copy[0], layer, copy[1], copy[2], copy[3]);
+    }
+  });
+}
+
+const float* Walk::cos_sin(int rope, int token) const {
+  const float* at = model_.cos_sin_.data() + size_t(token) * size_t(rope_width_);
+  for (int i = 0; i < rope; ++i) at += 2 * model_.ropes_[size_t(i)].size();
+  return at;
+}
+
+void Walk::embed(Thread& t) {
+  phase(t, step_.num_tokens, [&](int token) {
+    float* out = x(token);
+    dequantize_row(model_.embedding_, step_.token_ids[token], out);
+    if (model_.embedding_scale_ != 1.0f) {
+      for (int i = 0; i < model_.options_.hidden; ++i) out[i] *= model_.embedding_scale_;
+    }
+    const int row = row_of_token_[size_t(token)];
+    const int position = step_.context_lens[row] + token - step_.query_start[row];
+    for (size_t rope = 0; rope < model_.ropes_.size(); ++rope) {
+      float* at = const_cast<float*>(cos_sin(int(rope), token));
+      for (float frequency : model_.ropes_[rope]) {
+        const double angle = double(float(position) * frequency);
+        *at++ = float(std::cos(angle));
+        *at++ = float(std::sin(angle));
+      }
+    }
+  });
+}
+
+// Normalised and packed rows of x. A single row is packed by every thread for itself: cheaper than
+// a barrier.
+PackedRows Walk::pack_norm(Thread& t, const Op& op) {
+  const int groups = op.first.groups;
+  const auto pack = [&](const PackedRows& out, int row) {
+    PackedRows wanted = out;
+    if (!op.first.ints) wanted.ints = nullptr;
+    if (!op.first.floats) wanted.floats = nullptr;
+    kernels_.norm_pack(x(row), op.norm.data(), model_.options_.hidden, op.eps, wanted, row);
+  };
+  if (t.rows == 1) {
+    const PackedRows out = model_.thread_scratch_[size_t(t.index)].norm_row.view(groups, 1);
+    pack(out, 0);
+    return out;
+  }
+  const PackedRows out = model_.norm_rows_.view(groups, t.lanes);
+  phase(t, t.blocks, [&](int block) {
+    const int end = std::min(t.rows, (block + 1) * t.lanes);
+    for (int row = block * t.lanes; row < end; ++row) pack(out, row);
+  });
+  return out;
+}
+
+void Walk::run_panel(const Thread& t, const Linear& linear, size_t index, PanelGemm& args) const {
+  const Model::Panel& panel = linear.panels[index];
+  const bool ints = model_.options_.int8_activations && int(panel.format) < kNumIntFormats;
+  args.weights = panel.data;
+  args.columns = panel.columns;
+  args.bias = panel.bias;
+  args.next = panel.data + panel_bytes(panel.format, linear.groups);
+  args.scratch = model_.thread_scratch_[size_t(t.index)].unpacked.data();
+  const GemmFn* table = ints ? kernels_.gemm_int[int(panel.format)]
+                             : kernels_.gemm_float[int(panel.format)];
+  table[args.acts.lanes == 4](args);
+}
+
+void Walk::multiply(Thread& t, const Linear& linear, const PackedRows& in, float* out,
+                    size_t stride, bool residual) {
+  const int units = linear.units();
+  const int chunks = (t.blocks + kBlocksPerChunk - 1) / kBlocksPerChunk;
+  phase(t, units * chunks, [&](int item) {
+    const int chunk = item / units;
+    const size_t index = size_t(item % units);
+    PanelGemm args{};
+    args.acts = in;
+    args.first_block = chunk * kBlocksPerChunk;
+    args.last_block = std::min(t.blocks, args.first_block + kBlocksPerChunk);
+    args.slice_ends = linear.slice_ends.data();
+    args.num_slices = int(linear.slice_ends.size());
+    args.out = out + linear.panels[index].column;
+    args.out_stride = stride;
+    args.residual = residual;
+    run_panel(t, linear, index, args);
+  });
+}
+
+void Walk::rotate(const Op& op, int token, float* head, float scale) const {
+  const float* table = cos_sin(op.rope, token);
+  const int half = op.attention.head_dim / 2;
+  const int first = op.attention.interleaved ? 2 : 1;
+  const int second = op.attention.interleaved ? 1 : half;
+  for (int i = 0; i < half; ++i) {
+    float& a = head[i * first];
+    float& b = head[i * first + second];
+    const float cosine = table[2 * i], sine = table[2 * i + 1];
+    const float turned_a = a * cosine - b * sine;
+    const float turned_b = b * cosine + a * sine;
+    a = turned_a * scale;
+    b = turned_b * scale;
+  }
+}
+
+void Walk::rotate_and_write(const Op& op, int token, int kv_head) const {
+  const AttentionSpec& spec = op.attention;
+  const int ratio = spec.heads / spec.kv_heads;
+  float* row = qkv(token);
+  for (int i = 0; i < ratio; ++i) {
+    rotate(op, token, row + (kv_head * ratio + i) * spec.head_dim, spec.scale);
+  }
+  float* k = row + (spec.heads + kv_head) * spec.head_dim;
+  float* v = row + (spec.heads + spec.kv_heads + kv_head) * spec.head_dim;
+  rotate(op, token, k, 1.0f);
+  const int r = row_of_token_[size_t(token)];
+  const StepArrays::Table& table = step_.tables[size_t(spec.group)];
+  const int position = step_.context_lens[r] + token - step_.query_start[r];
+  const int relative = position - table.first_position[r];
+  const int size = model_.options_.kv.block_size;
+  const int32_t* line = table.blocks + size_t(step_.slots[r]) * size_t(table.width);
+  model_.kv_.write(spec.group, spec.layer, line[relative / size], relative % size, kv_head, k, v);
+}
+
+void Walk::attend(const Thread& t, const Op& op, const Span& span, int kv_head) const {
+  const AttentionSpec& spec = op.attention;
+  const KvLayout& layout = model_.options_.kv;
+  const StepArrays::Table& table = step_.tables[size_t(spec.group)];
+  const int ratio = spec.heads / spec.kv_heads;
+  const float* q[kMaxHeadRatio];
+  int32_t position[kMaxHeadRatio];
+  int n = 0;
+  for (int i = 0; i < span.count; ++i) {
+    const int token = span.token + i;
+    for (int h = 0; h < ratio; ++h, ++n) {
+      q[n] = qkv(token) + (kv_head * ratio + h) * spec.head_dim;
+      position[n] = step_.context_lens[span.row] + token - step_.query_start[span.row];
+    }
+  }
+  std::vector<float>& scratch = model_.thread_scratch_[size_t(t.index)].attention;
+  Attention args{};
+  args.layer = model_.kv_.layer(spec.group, spec.layer);
+  args.page_bytes = layout.page_bytes();
+  args.head_offset = size_t(kv_head) * layout.head_bytes();
+  args.table = table.blocks + size_t(step_.slots[span.row]) * size_t(table.width);
+  args.first_position = table.first_position[span.row];
+  args.block_size = layout.block_size;
+  args.head_dim = spec.head_dim;
+  args.window = spec.window;
+  args.num_rows = n;
+  args.q = q;
+  args.position = position;
+  args.scratch = scratch.data();
+  args.out = scratch.data() + 4 * (kSegment + spec.head_dim);
+  kernels_.attention(args);
+  if (spec.head_dim % kGroup != 0) {  // groups straddle heads: packed when all heads are done
+    for (int i = 0; i < n; ++i) {
+      float* to = model_.attended_.data() +
+                  size_t(span.out + i / ratio) * size_t(attention_groups(spec)) * kGroup;
+      std::memcpy(to + (kv_head * ratio + i % ratio) * spec.head_dim,
+                  args.out + i * spec.head_dim, size_t(spec.head_dim) * sizeof(float));
+    }
+    return;
+  }
+  const PackedRows packed = model_.attention_rows_.view(attention_groups(spec), t.lanes);
+  const int per_head = spec.head_dim / kGroup;
+  for (int i = 0; i < n; ++i) {
+    const int head = kv_head * ratio + i % ratio;
+    for (int g = 0; g < per_head; ++g) {
+      kernels_.pack_group(args.out + i * spec.head_dim + g * kGroup, packed, span.out + i / ratio,
+                          head * per_head + g);
+    }
+  }
+}
+
+void Walk::pack_attended(Thread& t, const Op& op) {
+  const int groups = attention_groups(op.attention);
+  const PackedRows packed = model_.attention_rows_.view(groups, t.lanes);
+  phase(t, t.rows, [&](int row) {
+    const float* from = model_.attended_.data() + size_t(row) * size_t(groups) * kGroup;
+    for (int g = 0; g < groups; ++g) kernels_.pack_group(from + g * kGroup, packed, row, g);
+  });
+}
+
+void Walk::attention(Thread& t, const Op& op, bool last) {
+  const int heads = op.attention.kv_heads;
+  const bool all = !last || int(sampled_.size()) == step_.num_tokens;
+  if (decode_only_ && all) {
+    phase(t, step_.num_rows * heads, [&](int item) {
+      rotate_and_write(op, item / heads, item % heads);
+      attend(t, op, spans_[size_t(item / heads)], item % heads);
+    });
+  } else {
+    phase(t, step_.num_tokens * heads,
+          [&](int item) { rotate_and_write(op, item / heads, item % heads); });
+    const std::vector<Span>& spans = all ? spans_ : last_spans_;
+    if (!all) {
+      t.set_rows(int(sampled_.size()));
+      if (t.index == 0) gather_sampled();
+    }
+    phase(t, int(spans.size()) * heads, [&](int item) {
+      attend(t, op, spans[size_t(item / heads)], item % heads);
+    });
+  }
+  if (op.attention.head_dim % kGroup != 0) pack_attended(t, op);
+  if (t.index == 0) model_.progress_.fetch_add(1, std::memory_order_relaxed);
+}
+
+// Moves the residual rows that sample to the front; ascending, so nothing is overwritten unread.
+void Walk::gather_sampled() const {
+  for (size_t i = 0; i < sampled_.size(); ++i) {
+    if (size_t(sampled_[i]) == i) continue;
+    std::memcpy(x(int(i)), x(sampled_[i]), size_t(model_.hidden_stride_) * sizeof(float));
+  }
+}
+
+void Walk::gate_up(const Thread& t, const Linear& linear, int item, const PackedRows& in,
+                   const PackedRows& out) const {
+  const int units = linear.units();
+  const int chunk = item / units, unit = item % units;
+  PanelGemm args{};
+  args.acts = in;
+  args.first_block = chunk * kBlocksPerChunk;
+  args.last_block = std::min(t.blocks, args.first_block + kBlocksPerChunk);
+  args.slice_ends = linear.slice_ends.data();
+  args.num_slices = int(linear.slice_ends.size());
+  args.out_stride = kPanel;
+  const int begin = args.first_block * t.lanes;
+  const int end = std::min(t.rows, args.last_block * t.lanes);
+  float* gate = model_.thread_scratch_[size_t(t.index)].gate_up.data();
+  float* up = gate + kBlocksPerChunk * 4 * kPanel;
+  args.out = gate - size_t(begin) * kPanel;
+  run_panel(t, linear, size_t(unit) * 2, args);
+  args.out = up - size_t(begin) * kPanel;
+  run_panel(t, linear, size_t(unit) * 2 + 1, args);
+  for (int row = begin; row < end; ++row) {
+    for (int n = linear.panels[size_t(unit) * 2].columns; n < kPanel; ++n) {
+      gate[(row - begin) * kPanel + n] = up[(row - begin) * kPanel + n] = 0.0f;
+    }
+  }
+  kernels_.gate_pack(gate, up, begin, end, out, unit);
+}
+
+void Walk::norm_mlp(Thread& t, const Op& op) {
+  const PackedRows in = pack_norm(t, op);
+  PackedRows out = model_.mlp_rows_.view(op.second.groups, t.lanes);
+  if (!op.second.ints) out.ints = nullptr;
+  if (!op.second.floats) out.floats = nullptr;
+  const int chunks = (t.blocks + kBlocksPerChunk - 1) / kBlocksPerChunk;
+  phase(t, op.first.units() * chunks, [&](int item) { gate_up(t, op.first, item, in, out); });
+  multiply(t, op.second, out, model_.x_.data(), size_t(model_.hidden_stride_), true);
+}
+
+void Walk::head(Thread& t, const Op& op) {
+  if (t.rows != int(sampled_.size())) {  // a program without attention
+    if (t.index == 0) gather_sampled();
+    t.set_rows(int(sampled_.size()));
+    model_.pool_->barrier();
+  }
+  if (t.rows == 0) return;
+  multiply(t, op.first, pack_norm(t, op), model_.logits_.data(), size_t(model_.options_.vocab),
+           false);
+  phase(t, step_.num_samples, [&](int s) { sample(s, t.index); });
+}
+
+void Walk::sample(int s, int thread) const {
+  const size_t vocab = size_t(model_.options_.vocab);
+  const float* logits = model_.logits_.data() + size_t(logits_row_[size_t(s)]) * vocab;
+  sample_row(logits, int(vocab), step_.samples[size_t(s)],
+             model_.thread_scratch_[size_t(thread)].sampler, &step_.results[size_t(s)]);
+  if (step_.logits) {
+    std::memcpy(step_.logits + size_t(s) * vocab, logits, vocab * sizeof(float));
+  }
+}
+
+void Model::step(StepArrays& arrays) {
+  check(arrays);
+  Walk(*this, arrays).run();
+}
+
+}  // namespace octavo

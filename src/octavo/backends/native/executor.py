@@ -1,0 +1,89 @@
+"""A loaded native model: arrays in, arrays out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends.program import CacheLayout, StepBatch, StepOutput
+from octavo.weights.tensor import LogicalTensor
+
+
+class NativeExecutor:
+    """Owns the native model: packed weights, KV pool, scratch memory and worker threads.
+
+    ``info`` reports what was allocated and on what: isa, num_threads, weight_bytes,
+    huge_page_fraction, and ``notes``, one line for everything that runs slower than it could.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        layout: CacheLayout,
+        *,
+        vocab_size: int,
+        fingerprint: str,
+        info: dict[str, object],
+        borrowed: tuple[LogicalTensor, ...],
+    ) -> None:
+        self._model = model
+        self._layout = layout
+        self._vocab_size = vocab_size
+        self._fingerprint = fingerprint
+        self.info = info
+        # The embedding is read in place, from the model file's memory map.
+        self._borrowed = borrowed
+
+    @property
+    def fingerprint(self) -> str:
+        """Kernel revision, activation mode and KV dtype; every instruction set gives the same bits."""
+        return self._fingerprint
+
+    @property
+    def progress(self) -> int:
+        """Layers computed so far."""
+        return 0 if self._model is None else int(self._model.progress)
+
+    def forward(self, batch: StepBatch) -> StepOutput:
+        """One step: copies, program, sampling. The GIL is released meanwhile."""
+        num_samples = len(batch.sample.token_index)
+        wanted = batch.sample.num_logprobs
+        width = max(int(wanted.max()), 0) if num_samples else 0
+        output = StepOutput(
+            token_ids=np.empty(num_samples, np.int32),
+            logprobs=np.zeros(num_samples, np.float32),
+            top_ids=np.full((num_samples, width), -1, np.int32),
+            top_logprobs=np.full((num_samples, width), -np.inf, np.float32),
+            logits=np.empty((num_samples, self._vocab_size), np.float32)
+            if batch.want_logits
+            else None,
+        )
+        self._model.forward(
+            batch,
+            output.token_ids,
+            output.logprobs,
+            output.top_ids,
+            output.top_logprobs,
+            output.logits,
+        )
+        return output
+
+    def read_block(
+        self, group: int, layer: int, block: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """K and V of one block as float32 [block_size, kv_heads, head_dim]."""
+        shape = (self._layout.block_size, self._layout.num_kv_heads, self._layout.head_dim)
+        keys, values = np.empty(shape, np.float32), np.empty(shape, np.float32)
+        self._model.read_block(group, layer, block, keys, values)
+        return keys, values
+
+    def poison_blocks(self, blocks: NDArray[np.int32]) -> None:
+        """Fill every slot of ``blocks`` with NaN, in every group and layer."""
+        self._model.poison(np.ascontiguousarray(blocks, np.int32))
+
+    def close(self) -> None:
+        """Free memory and stop the threads. Idempotent."""
+        self._model = None
+        self._borrowed = ()

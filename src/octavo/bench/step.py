@@ -1,0 +1,253 @@
+"""``octavo bench step``: what the engine process spends between two forwards.
+
+Measured is the time from a forward's return to the next forward's entry: commit, encode and send
+outputs, receive, schedule, build the batch. The engine's own loop runs on its own socket; the
+frontend at the other end is a socket that nobody reads, so that nothing else takes the CPU.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from octavo.backends.program import Executor, StepBatch, StepOutput
+from octavo.bench.drive import bench_config, make_request, random_prompts
+from octavo.bench.figures import percentile
+from octavo.bench.machine import machine_state
+from octavo.bench.report import ABSENT, Report, engine_facts, memory_observed
+from octavo.cluster.engine_loop import EngineLoop
+from octavo.cluster.messages import Hello, Lease, Stats, SubmitMessage, Welcome
+from octavo.cluster.transport import RouterTransport
+from octavo.cluster.wire import encode
+from octavo.config import EngineConfig
+from octavo.core.request import Submit
+from octavo.core.runner import RunnerInfo
+from octavo.engine import EngineCore
+from octavo.errors import EngineError
+from octavo.worker import ModelRunner, load_runner
+
+LEASE_INTERVAL_S = 0.25
+LEASE_SETTLE_S = 0.005
+CLIENT_EPOCH = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWorkload:
+    """Each number of streams decodes ``steps`` tokens after ``prompt_tokens`` of context."""
+
+    streams: tuple[int, ...] = (1, 16, 64)
+    prompt_tokens: int = 32
+    steps: int = 256
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardMark:
+    """One forward: entry and return on the performance counter, its rows and tokens."""
+
+    entered_s: float
+    returned_s: float
+    rows: int
+    tokens: int
+
+
+class MarkingExecutor:
+    """An ``Executor`` that notes when each forward was entered and left."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.marks: list[ForwardMark] = []
+
+    @property
+    def fingerprint(self) -> str:
+        """The wrapped executor's."""
+        return self._executor.fingerprint
+
+    @property
+    def progress(self) -> int:
+        """The wrapped executor's."""
+        return self._executor.progress
+
+    def forward(self, batch: StepBatch) -> StepOutput:
+        """Pass on, with stamps around it."""
+        entered = time.perf_counter()
+        output = self._executor.forward(batch)
+        returned = time.perf_counter()
+        self.marks.append(ForwardMark(entered, returned, len(batch.slots), len(batch.token_ids)))
+        return output
+
+    def read_block(
+        self, group: int, layer: int, block: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The wrapped executor's."""
+        return self._executor.read_block(group, layer, block)
+
+    def poison_blocks(self, blocks: NDArray[np.int32]) -> None:
+        """The wrapped executor's."""
+        self._executor.poison_blocks(blocks)
+
+    def close(self) -> None:
+        """The wrapped executor's."""
+        self._executor.close()
+
+
+def run_step(config: EngineConfig, workload: StepWorkload) -> Report:
+    """Load the model and measure every number of streams."""
+    config = bench_config(config, streams=max(workload.streams), prefix_cache=False)
+    loaded = load_runner(config)
+    state = machine_state()
+    marking = MarkingExecutor(loaded.runner.executor)
+    rows = []
+    try:
+        for width in workload.streams:
+            runner = ModelRunner(
+                marking, loaded.runner.info, max_slots=config.scheduler.max_num_seqs
+            )
+            gaps, marks = measure_gaps(runner, marking, config, width=width, workload=workload)
+            rows.append(gap_row(width, gaps, marks))
+    finally:
+        loaded.runner.close()
+    return Report(
+        kind="step",
+        facts={**engine_facts(config, loaded), **state},
+        workload=asdict(workload),
+        rows=rows,
+        observed=memory_observed(),
+    )
+
+
+def measure_gaps(
+    runner: ModelRunner,
+    marking: MarkingExecutor,
+    config: EngineConfig,
+    *,
+    width: int,
+    workload: StepWorkload,
+) -> tuple[list[float], list[ForwardMark]]:
+    """Seconds between forwards, and the forwards, while all ``width`` streams decode."""
+    rng = random.Random(workload.seed)
+    prompts = random_prompts(
+        rng, runner.info.vocab_size, count=width, length=workload.prompt_tokens
+    )
+    marking.marks.clear()
+    engine = EngineCore(runner, config.scheduler, config.cache, epoch=1)
+    with _sockets() as (transport, frontend):
+        loop = _engine_loop(engine, runner.info, transport)
+        _submit(frontend, prompts, workload.steps + 1)
+        lease_times = _run_to_the_end(engine, loop, frontend, num_requests=width)
+
+    def is_steady(mark: ForwardMark) -> bool:
+        return mark.rows == mark.tokens == width
+
+    gaps = [
+        later.entered_s - earlier.returned_s
+        for earlier, later in pairwise(marking.marks)
+        if is_steady(earlier)
+        and is_steady(later)
+        and not any(earlier.returned_s <= at <= later.entered_s for at in lease_times)
+    ]
+    return gaps, [mark for mark in marking.marks if is_steady(mark)]
+
+
+def gap_row(width: int, gaps: Sequence[float], marks: Sequence[ForwardMark]) -> dict[str, object]:
+    """Quantiles of the gaps in µs, and the median forward beside them."""
+    row: dict[str, object] = {"streams": width, "gaps": len(gaps)}
+    if not gaps:
+        return row | dict.fromkeys(("p50_us", "p99_us", "p99/p50", "forward_p50_us"), ABSENT)
+    middle, high = percentile(gaps, 50), percentile(gaps, 99)
+    forwards = [mark.returned_s - mark.entered_s for mark in marks]
+    return row | {
+        "p50_us": round(1e6 * middle, 1),
+        "p99_us": round(1e6 * high, 1),
+        "p99/p50": round(high / middle, 2),
+        "forward_p50_us": round(1e6 * percentile(forwards, 50), 1),
+    }
+
+
+@contextmanager
+def _sockets() -> Iterator[tuple[RouterTransport, zmq.Socket[bytes]]]:
+    """The engine's socket, and a connected one whose inbox grows without bound, unread."""
+    with tempfile.TemporaryDirectory(prefix="octavo-step-") as folder:
+        address = f"ipc://{Path(folder) / 'engine.sock'}"
+        transport = RouterTransport(address)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        frontend = context.socket(zmq.DEALER)
+        frontend.setsockopt(zmq.LINGER, 0)
+        frontend.setsockopt(zmq.RCVHWM, 0)
+        frontend.connect(address)
+        try:
+            yield transport, frontend
+        finally:
+            context.destroy(linger=0)
+            transport.close()
+
+
+def _engine_loop(engine: EngineCore, info: RunnerInfo, transport: RouterTransport) -> EngineLoop:
+    welcome = Welcome(
+        engine_epoch=engine.epoch,
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        block_size=info.block_size,
+        num_blocks=info.num_blocks,
+        max_request_tokens=info.num_blocks * info.block_size,
+        kv_pool_bytes=0,
+        fingerprint=info.fingerprint,
+    )
+    return EngineLoop(
+        engine,
+        transport,
+        welcome,
+        snapshot=lambda: _snapshot(engine),
+        control=lambda verb: {},
+        clock=time.monotonic,
+    )
+
+
+def _snapshot(engine: EngineCore) -> Stats:
+    stats = engine.stats()
+    return Stats(
+        engine_epoch=engine.epoch,
+        progress=engine.progress,
+        num_running=stats.num_running,
+        num_waiting=stats.num_waiting,
+        counters=stats.counters,
+        gauges=stats.gauges,
+    )
+
+
+def _submit(
+    frontend: zmq.Socket[bytes], prompts: Sequence[tuple[int, ...]], num_output: int
+) -> None:
+    frontend.send(encode(Hello(client_epoch=CLIENT_EPOCH)))
+    for index, prompt in enumerate(prompts):
+        submit = Submit(request=make_request(str(index), prompt, num_output))
+        frontend.send(encode(SubmitMessage(client_epoch=CLIENT_EPOCH, submit=submit)))
+
+
+def _run_to_the_end(
+    engine: EngineCore, loop: EngineLoop, frontend: zmq.Socket[bytes], *, num_requests: int
+) -> list[float]:
+    """Run until every request ended; returns when this end sent a lease, which costs time too."""
+    lease_times = [time.perf_counter()]
+    while engine.has_work() or engine.counters.requests < num_requests:
+        if time.perf_counter() - lease_times[-1] > LEASE_INTERVAL_S:
+            frontend.send(encode(Lease(client_epoch=CLIENT_EPOCH)))
+            # It must be there before the loop looks who is silent, however long the step was.
+            time.sleep(LEASE_SETTLE_S)
+            lease_times.append(time.perf_counter())
+        loop.run_once()
+    if engine.counters.requests_aborted or engine.counters.requests_failed:
+        raise EngineError(
+            "the engine dropped requests of the benchmark; repeat it on a quiet machine"
+        )
+    return lease_times

@@ -1,0 +1,139 @@
+"""Arguments in, exit code out. Nothing heavy is imported before a sub-command needs it.
+
+A failure ends with one line on standard error that names the cause and the remedy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from octavo import __version__
+from octavo.bench import add_arguments as add_bench_arguments
+from octavo.cli.options import (
+    add_engine_options,
+    add_model_argument,
+    add_sampling_options,
+    add_server_options,
+)
+from octavo.errors import OctavoError
+
+Command = Callable[[argparse.Namespace], int]
+
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    command: Command | None = arguments.command
+    if command is None:
+        parser.print_help()
+        return 2
+    try:
+        return command(arguments)
+    except OctavoError as error:
+        print(f"octavo: error: {error.message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("octavo: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output left, as `head` does; there is nobody to tell.
+        sys.stderr.close()
+        return 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Every command and option."""
+    parser = argparse.ArgumentParser(
+        prog="octavo", description="Serve language models from a paged KV cache."
+    )
+    parser.add_argument("--version", action="version", version=f"octavo {__version__}")
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="start an OpenAI-compatible server")
+    add_model_argument(serve)
+    add_server_options(serve)
+    add_engine_options(serve)
+    serve.set_defaults(command=_serve)
+
+    run = commands.add_parser("run", help="answer a prompt, or chat when there is none")
+    add_model_argument(run)
+    run.add_argument("prompt", nargs="?", help="what to ask (default: chat; - reads stdin)")
+    add_sampling_options(run)
+    add_engine_options(run)
+    run.set_defaults(command=_run)
+
+    pull = commands.add_parser("pull", help="fetch a model into the user's cache")
+    add_model_argument(pull)
+    pull.set_defaults(command=_pull)
+
+    listing = commands.add_parser("list", help="show the models that were pulled")
+    listing.set_defaults(command=_list)
+
+    remove = commands.add_parser("rm", help="delete a pulled model")
+    remove.add_argument("model", metavar="MODEL", help="its name in `octavo list`")
+    remove.set_defaults(command=_remove)
+
+    bench = commands.add_parser("bench", help="measure the engine, or any server")
+    add_bench_arguments(bench, add_engine_options=_add_model_and_engine)
+    bench.set_defaults(command=_bench)
+
+    version = commands.add_parser("version", help="print the version")
+    version.set_defaults(command=_version)
+    return parser
+
+
+def _add_model_and_engine(parser: argparse.ArgumentParser) -> None:
+    add_model_argument(parser)
+    add_engine_options(parser)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from octavo.cli.serve import serve
+
+    return serve(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from octavo.cli.run import run
+
+    return run(arguments)
+
+
+def _pull(arguments: argparse.Namespace) -> int:
+    from octavo.cli.models import pull_model
+
+    return pull_model(arguments.model)
+
+
+def _list(_arguments: argparse.Namespace) -> int:
+    from octavo.cli.models import print_models
+
+    return print_models()
+
+
+def _remove(arguments: argparse.Namespace) -> int:
+    from octavo.cli.models import delete_model
+
+    return delete_model(arguments.model)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from octavo.bench import run
+    from octavo.cli.options import engine_config
+
+    return run(arguments, engine_config)
+
+
+def _version(_arguments: argparse.Namespace) -> int:
+    print(f"octavo {__version__}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""``octavo run``: one answer, or a chat, in this process."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+
+from octavo.cli.models import fetch
+from octavo.cli.options import engine_config
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import ContextLengthError, InvalidRequestError
+from octavo.frontend.model_defaults import model_defaults
+from octavo.llm import LLM
+from octavo.weights import open_model
+
+Message = dict[str, str]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Load the model, then answer or chat. Returns the exit code."""
+    prompt = _prompt(arguments)
+    path = fetch(arguments.model)
+    config = engine_config(arguments)
+    with LLM(
+        str(path),
+        scheduler=config.scheduler,
+        cache=config.cache,
+        backend=config.model.backend,
+        num_threads=config.model.num_threads,
+        max_model_len=config.model.max_model_len,
+    ) as llm:
+        defaults = model_defaults(open_model(path), llm.tokenizer)
+        sampling = _sampling(arguments, defaults.sampling)
+        if prompt is not None:
+            _answer(llm, [{"role": "user", "content": prompt}], sampling)
+        else:
+            _chat(llm, sampling)
+    return 0
+
+
+def _prompt(arguments: argparse.Namespace) -> str | None:
+    """The prompt; standard input when it is ``-`` or not a terminal; None means chat."""
+    prompt: str | None = arguments.prompt
+    if prompt == "-" or (prompt is None and not sys.stdin.isatty()):
+        prompt = sys.stdin.read()
+    if prompt is not None and not prompt.strip():
+        raise InvalidRequestError("the prompt is empty; give some text", param="prompt")
+    return prompt
+
+
+def _sampling(arguments: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
+    temperature = defaults.temperature if arguments.temperature is None else arguments.temperature
+    return replace(
+        defaults, temperature=temperature, max_tokens=arguments.max_tokens, seed=arguments.seed
+    )
+
+
+def _answer(llm: LLM, messages: list[Message], sampling: SamplingParams) -> str:
+    """Print an answer as it comes; returns it."""
+    parts = []
+    for output in llm.stream_chat(messages, sampling):
+        for delta in output.branches:
+            parts.append(delta.text)
+            print(delta.text, end="", flush=True)
+    print(flush=True)
+    return "".join(parts)
+
+
+def _chat(llm: LLM, sampling: SamplingParams) -> None:
+    """Read, answer, remember. Ctrl-C stops an answer; Ctrl-D ends the chat."""
+    print("Chat: /clear forgets the conversation, Ctrl-D ends it.", file=sys.stderr)
+    messages: list[Message] = []
+    while True:
+        try:
+            text = input(">>> ")
+        except EOFError:
+            print(file=sys.stderr)
+            return
+        if text.strip() == "/clear":
+            messages.clear()
+        elif text.strip():
+            messages.append({"role": "user", "content": text})
+            _chat_turn(llm, messages, sampling)
+
+
+def _chat_turn(llm: LLM, messages: list[Message], sampling: SamplingParams) -> None:
+    try:
+        answer = _answer(llm, messages, sampling)
+    except KeyboardInterrupt:
+        print("\n(stopped)", file=sys.stderr)
+        messages.pop()
+    except ContextLengthError as error:
+        print(f"{error.message}; /clear starts anew", file=sys.stderr)
+        messages.pop()
+    else:
+        messages.append({"role": "assistant", "content": answer})

@@ -1,0 +1,297 @@
+"""One engine core behind a socket: who owns which request, leases, snapshots.
+
+    receive (blocks while idle: no timer, no CPU) → handle events → step → send outputs
+        → cancel what silent frontends own → snapshot
+
+A frontend says ``Hello``, gets a ``Welcome`` and then owns what it submits. It sends a ``Lease``
+a few times a second while it owns something; one that falls silent loses its requests.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from octavo.cluster.messages import (
+    PROTOCOL_VERSION,
+    AbortMessage,
+    Control,
+    ControlReply,
+    EngineMessage,
+    FrontendMessage,
+    Hello,
+    Lease,
+    Outputs,
+    Stats,
+    StopBranchMessage,
+    SubmitMessage,
+    Welcome,
+)
+from octavo.cluster.transport import EngineTransport
+from octavo.cluster.wire import WireError, decode_frontend_message, encode
+from octavo.core.request import Abort, BranchOutput, Event, FinishReason, StopBranch, Submit
+from octavo.core.sampling_params import validate_sampling_params
+from octavo.errors import InvalidRequestError, OctavoError
+
+LEASE_S = 1.0
+STATS_INTERVAL_S = 0.25
+LEASE_EXPIRED = "lease expired"
+MAX_PEERS = 64
+
+logger = logging.getLogger(__name__)
+
+
+class Engine(Protocol):
+    """What the loop needs of an engine core."""
+
+    def handle(self, event: Event, now: float) -> None:
+        """Take an event; what it causes is emitted by the next step."""
+        ...
+
+    def step(self, now: float) -> list[BranchOutput]:
+        """Run one step."""
+        ...
+
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+        ...
+
+
+@dataclass(slots=True)
+class Peer:
+    """A frontend. ``last_seen`` is on the loop's clock; ``requests`` is what it owns."""
+
+    epoch: int
+    last_seen: float
+    requests: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Owned:
+    """A request in the engine: who asked, which attempt, which branches still run."""
+
+    peer_id: bytes
+    epoch: int
+    open_branches: set[int]
+
+
+class EngineLoop:
+    """Owns the peers and the request → peer map; the engine core owns everything else."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        transport: EngineTransport,
+        welcome: Welcome,
+        *,
+        snapshot: Callable[[], Stats],
+        control: Callable[[str], dict[str, object]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self._transport = transport
+        self._welcome = welcome
+        self._snapshot = snapshot
+        self._control = control
+        self._clock = clock
+        self._peers: dict[bytes, Peer] = {}
+        self._owned: dict[str, Owned] = {}
+        self._last_stats = float("-inf")
+        self._stats_due = True
+
+    def run(self) -> None:
+        """Serve for ever; a signal handler ends it by raising."""
+        while True:
+            self.run_once()
+
+    def run_once(self) -> None:
+        """One turn of the loop."""
+        for peer, frame in self._transport.receive(self._timeout()):
+            self._on_frame(peer, frame)
+        # Now, not after the step: a long step leaves leases unread in the socket.
+        self._expire_leases()
+        if self._engine.has_work():
+            self._emit(self._engine.step(self._clock()))
+            self._stats_due = True
+        self._send_stats()
+
+    def _timeout(self) -> float | None:
+        if self._engine.has_work():
+            return 0.0
+        return STATS_INTERVAL_S if self._stats_due or self._owned else None
+
+    def _on_frame(self, peer_id: bytes, frame: bytes) -> None:
+        try:
+            message = decode_frontend_message(frame)
+        except WireError as error:
+            logger.warning("a peer is dropped: %s", error)
+            self._drop(peer_id, "malformed frame")
+            return
+        if isinstance(message, Hello):
+            self._on_hello(peer_id, message)
+            return
+        peer = self._peers.get(peer_id)
+        if peer is None or peer.epoch != message.client_epoch:
+            return
+        peer.last_seen = self._clock()
+        self._on_message(peer_id, peer, message)
+
+    def _on_hello(self, peer_id: bytes, hello: Hello) -> None:
+        if hello.version != PROTOCOL_VERSION:
+            logger.warning("a peer speaks protocol %d, not %d", hello.version, PROTOCOL_VERSION)
+            return
+        known = self._peers.get(peer_id)
+        if known is None or known.epoch != hello.client_epoch:
+            for other, peer in list(self._peers.items()):
+                if other == peer_id or peer.epoch == hello.client_epoch:
+                    self._drop(other, "superseded")
+            if len(self._peers) >= MAX_PEERS:
+                self._drop(min(self._peers, key=lambda key: self._peers[key].last_seen), "too many")
+            self._peers[peer_id] = Peer(epoch=hello.client_epoch, last_seen=self._clock())
+        self._send(peer_id, self._welcome)
+        self._send(peer_id, self._snapshot())
+
+    def _on_message(self, peer_id: bytes, peer: Peer, message: FrontendMessage) -> None:
+        match message:
+            case SubmitMessage():
+                self._on_submit(peer_id, peer, message.submit)
+            case AbortMessage():
+                for request_id in message.request_ids:
+                    self._cancel(request_id, peer_id, "cancelled")
+            case StopBranchMessage():
+                if self._owns(peer_id, message.request_id):
+                    stop = StopBranch(request_id=message.request_id, branch=message.branch)
+                    self._engine.handle(stop, self._clock())
+            case Control():
+                body = self._control(message.verb)
+                self._send(peer_id, self._reply(message.call_id, body))
+            case Hello() | Lease():
+                pass
+
+    def _reply(self, call_id: int, body: dict[str, object]) -> ControlReply:
+        return ControlReply(engine_epoch=self._welcome.engine_epoch, call_id=call_id, body=body)
+
+    def _on_submit(self, peer_id: bytes, peer: Peer, submit: Submit) -> None:
+        request_id = submit.request.request_id
+        try:
+            if request_id in self._owned and not self._owns(peer_id, request_id):
+                raise InvalidRequestError("the request id is in use", param="request_id")
+            self._check(submit)
+            # A later epoch of a known id replaces the attempt that it follows.
+            open_branches = set(range(submit.request.sampling.n)) - set(submit.finished_branches)
+            self._owned[request_id] = Owned(peer_id, submit.epoch, open_branches)
+            peer.requests.add(request_id)
+            self._engine.handle(submit, self._clock())
+        except InvalidRequestError as error:
+            self._refuse(peer_id, submit, error)
+        self._stats_due = True
+
+    def _check(self, submit: Submit) -> None:
+        """What would otherwise make the data plane fault: a socket is not to be believed."""
+        request, vocab_size = submit.request, self._welcome.vocab_size
+        tokens = [request.prompt_token_ids, *submit.branch_tokens]
+        if not request.prompt_token_ids or len(submit.branch_tokens) > request.sampling.n:
+            raise InvalidRequestError("an empty prompt or too many branches", param="prompt")
+        if any(ids and (min(ids) < 0 or max(ids) >= vocab_size) for ids in tokens):
+            raise InvalidRequestError(
+                f"token ids must be between 0 and {vocab_size - 1}", param="prompt"
+            )
+        validate_sampling_params(request.sampling, vocab_size=vocab_size)
+
+    def _refuse(self, peer_id: bytes, submit: Submit, error: OctavoError) -> None:
+        output = BranchOutput(
+            request_id=submit.request.request_id,
+            branch=0,
+            epoch=submit.epoch,
+            position=0,
+            finish_reason=FinishReason.ERROR,
+            error=error.message,
+            error_code=error.code or error.error_type,
+        )
+        self._send(peer_id, Outputs(engine_epoch=self._welcome.engine_epoch, outputs=[output]))
+
+    def _emit(self, outputs: Sequence[BranchOutput]) -> None:
+        by_peer: dict[bytes, list[BranchOutput]] = {}
+        for output in outputs:
+            owned = self._owned.get(output.request_id)
+            if owned is not None and owned.epoch == output.epoch:
+                by_peer.setdefault(owned.peer_id, []).append(output)
+                self._note_finish(owned, output)
+        for peer_id, mine in by_peer.items():
+            message = Outputs(engine_epoch=self._welcome.engine_epoch, outputs=mine)
+            if not self._send(peer_id, message):
+                self._drop(peer_id, "unreachable")
+
+    def _note_finish(self, owned: Owned, output: BranchOutput) -> None:
+        """A request whose last branch ended has no owner any more."""
+        if output.finish_reason is not None:
+            owned.open_branches.discard(output.branch)
+            if not owned.open_branches:
+                self._forget(output.request_id)
+
+    def _owns(self, peer_id: bytes, request_id: str) -> bool:
+        owned = self._owned.get(request_id)
+        return owned is not None and owned.peer_id == peer_id
+
+    def _cancel(self, request_id: str, peer_id: bytes, reason: str) -> None:
+        if self._owns(peer_id, request_id):
+            self._forget(request_id)
+            self._engine.handle(Abort(request_id=request_id, reason=reason), self._clock())
+            self._stats_due = True
+
+    def _forget(self, request_id: str) -> None:
+        owned = self._owned.pop(request_id, None)
+        if owned is not None and owned.peer_id in self._peers:
+            self._peers[owned.peer_id].requests.discard(request_id)
+
+    def _drop(self, peer_id: bytes, reason: str) -> None:
+        peer = self._peers.pop(peer_id, None)
+        if peer is None:
+            return
+        for request_id in sorted(peer.requests):
+            self._cancel(request_id, peer_id, reason)
+
+    def _expire_leases(self) -> None:
+        now = self._clock()
+        for peer_id, peer in list(self._peers.items()):
+            if peer.requests and now - peer.last_seen > LEASE_S:
+                logger.warning("a frontend is silent: %d requests cancelled", len(peer.requests))
+                self._expire(peer_id, peer)
+
+    def _expire(self, peer_id: bytes, peer: Peer) -> None:
+        """Cancel and say so: a frontend that only stalled resubmits from its journal."""
+        outputs = [
+            BranchOutput(
+                request_id=request_id,
+                branch=0,
+                epoch=-1,
+                position=0,
+                finish_reason=FinishReason.ABORT,
+                error=LEASE_EXPIRED,
+            )
+            for request_id in sorted(peer.requests)
+        ]
+        self._drop(peer_id, LEASE_EXPIRED)
+        self._send(peer_id, Outputs(engine_epoch=self._welcome.engine_epoch, outputs=outputs))
+
+    def _send_stats(self) -> None:
+        now = self._clock()
+        idle = not self._engine.has_work()
+        if not self._stats_due or (not idle and now - self._last_stats < STATS_INTERVAL_S):
+            return
+        self._last_stats = now
+        self._stats_due = not idle
+        snapshot = self._snapshot()
+        for peer_id in list(self._peers):
+            if not self._send(peer_id, snapshot):
+                self._drop(peer_id, "unreachable")
+
+    def _send(self, peer_id: bytes, message: EngineMessage) -> bool:
+        try:
+            frame = encode(message)
+        except WireError:
+            logger.exception("a message for a frontend is too large")
+            return False
+        return self._transport.send(peer_id, frame)

@@ -1,0 +1,59 @@
+"""Frames: one msgpack struct each, size-capped, typed on arrival. Nothing is ever pickled."""
+
+from __future__ import annotations
+
+import msgspec
+
+from octavo.cluster.messages import EngineMessage, FrontendMessage
+
+MAX_FRAME_BYTES = 16 << 20
+
+_encoder = msgspec.msgpack.Encoder()
+_frontend_decoder = msgspec.msgpack.Decoder(FrontendMessage)
+_engine_decoder = msgspec.msgpack.Decoder(EngineMessage)
+
+
+class WireError(ValueError):
+    """A frame that is too large, truncated, of an unknown kind or wrongly typed."""
+
+
+def encode(message: FrontendMessage | EngineMessage) -> bytes:
+    """One frame.
+
+    Raises:
+        WireError: the frame would exceed ``MAX_FRAME_BYTES``.
+    """
+    frame = _encoder.encode(message)
+    if len(frame) > MAX_FRAME_BYTES:
+        raise WireError(f"a frame of {len(frame)} bytes exceeds the limit of {MAX_FRAME_BYTES}")
+    return frame
+
+
+def decode_frontend_message(frame: bytes) -> FrontendMessage:
+    """What a frontend sent.
+
+    Raises:
+        WireError: see the class.
+    """
+    try:
+        return _frontend_decoder.decode(_checked(frame))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(f"malformed frame: {error}") from error
+
+
+def decode_engine_message(frame: bytes) -> EngineMessage:
+    """What an engine sent.
+
+    Raises:
+        WireError: see the class.
+    """
+    try:
+        return _engine_decoder.decode(_checked(frame))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(f"malformed frame: {error}") from error
+
+
+def _checked(frame: bytes) -> bytes:
+    if len(frame) > MAX_FRAME_BYTES:
+        raise WireError(f"a frame of {len(frame)} bytes exceeds the limit of {MAX_FRAME_BYTES}")
+    return frame

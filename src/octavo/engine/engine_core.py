@@ -1,0 +1,295 @@
+"""The engine: a pure step function over requests, scheduler, KV and a runner.
+
+    events ─► plan ─► execute ─► commit ─► emit
+
+It reads no clock, starts no thread and does no I/O: time comes in with each call, and whoever
+owns the engine calls it from one thread.
+"""
+
+from __future__ import annotations
+
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.request import Abort, BranchOutput, Event, FinishReason, StopBranch, Submit
+from octavo.core.runner import Runner
+from octavo.core.step import StepResult
+from octavo.engine.dump import describe_kv, describe_requests
+from octavo.engine.invariants import check_engine, check_step
+from octavo.engine.request_table import RequestTable, final_outputs, refusal
+from octavo.engine.stats import EngineCounters, EngineStats
+from octavo.engine.token_commit import TokenCommitter, finish_reason, validate_result
+from octavo.errors import DeadlineExceededError, EngineError, OctavoError, OverloadedError
+from octavo.kv import KVCacheManager, Ledger, take_ledger
+from octavo.scheduler import RequestState, ScheduledStep, Scheduler, Sequence, Status
+
+
+class EngineCore:
+    """One engine core. ``epoch`` identifies this life of it to its frontends."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler_config: SchedulerConfig,
+        cache_config: CacheConfig,
+        *,
+        epoch: int,
+    ) -> None:
+        self.epoch = epoch
+        self.progress = 0
+        self.last_fault: BaseException | None = None
+        self.violations: list[str] = []
+        self._runner = runner
+        self._info = runner.info
+        self._config = scheduler_config
+        self.kv = KVCacheManager(
+            self._info,
+            prefix_cache=cache_config.prefix_cache,
+            max_chunk=scheduler_config.max_num_batched_tokens,
+        )
+        self.scheduler = Scheduler(scheduler_config, self.kv)
+        self.requests = RequestTable(
+            self._info, self.kv, max_num_seqs=scheduler_config.max_num_seqs
+        )
+        self.counters = EngineCounters()
+        self._committer = TokenCommitter(self.kv, self.scheduler)
+        self._outbox: list[BranchOutput] = []
+        self._step_id = 0
+
+    # -- the step ----------------------------------------------------------------------------
+
+    def step(self, now: float) -> list[BranchOutput]:
+        """Run one step and return what it gave to whom (outcomes of events included)."""
+        self._expire(now)
+        step = self.scheduler.plan(self._step_id + 1)
+        if step is not None:
+            result = self._execute(step)
+            if result is not None:
+                self._commit(step, result)
+        return self._emit()
+
+    def has_work(self) -> bool:
+        """Whether ``step`` has anything to do or to say."""
+        return bool(self.requests.states or self._outbox)
+
+    def _execute(self, step: ScheduledStep) -> StepResult | None:
+        """Run the plan; None when the runner failed and the step's requests were dropped."""
+        self._step_id = step.plan.step_id
+        if self._is_check_due():
+            self._report(check_step(self.kv, step))
+        try:
+            result = self._runner.execute(step.plan)
+            validate_result(step, result, self._info.vocab_size)
+        except BaseException as fault:
+            self._drop_step(step, fault)
+            if isinstance(fault, Exception):
+                return None
+            raise
+        self.progress = result.progress
+        return result
+
+    def _commit(self, step: ScheduledStep, result: StepResult) -> None:
+        """Count computed tokens, append samples, end what ended."""
+        self._committer.commit_kv(step)
+        num_chunks = sum(count > 1 for _, count in step.rows)
+        self.counters.steps += 1
+        self.counters.computed_tokens += step.plan.num_tokens
+        self.counters.mixed_steps += 0 < num_chunks < len(step.rows)
+        for row in result.rows:
+            for output in self._committer.accept(step.rows[row.row][0], row):
+                self.counters.generation_tokens += 1
+                self._outbox.append(output)
+                if output.finish_reason is not None:
+                    state = self.requests.states[output.request_id]
+                    self._end_branch(state, state.branches[output.branch])
+        if self._is_check_due():
+            self._report(self.check_invariants())
+
+    def _emit(self) -> list[BranchOutput]:
+        outputs, self._outbox = self._outbox, []
+        return outputs
+
+    def _drop_step(self, step: ScheduledStep, fault: BaseException) -> None:
+        """A step failed: end its requests by name and void the runner's slots.
+
+        Nothing that the step wrote was published, so the other sequences' blocks stay good.
+        """
+        self.last_fault = fault
+        self.counters.failed_steps += 1
+        self.kv.end_step()
+        for state in dict.fromkeys(seq.state for seq, _ in step.rows):
+            self.counters.requests_failed += 1
+            error = EngineError("a step of the engine failed; the request was dropped")
+            self._drop(state, FinishReason.ERROR, error=error.message, code=EngineError.code)
+        self.scheduler.resync()
+
+    # -- events ------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> None:
+        """Take one event; what it causes is emitted by the next step."""
+        if isinstance(event, Submit):
+            self._submit(event, now)
+        elif isinstance(event, Abort):
+            self._abort(event)
+        else:
+            self._stop_branch(event)
+
+    def _submit(self, submit: Submit, now: float) -> None:
+        request = submit.request
+        known = self.requests.states.get(request.request_id)
+        if known is not None:
+            if submit.epoch <= known.epoch:
+                self.counters.duplicate_submits += 1
+                return
+            self._discard(known)
+        try:
+            if self.scheduler.waiting.num_fresh >= self._config.max_waiting:
+                raise OverloadedError(
+                    f"{self._config.max_waiting} requests are waiting, the limit (max_waiting); "
+                    "retry later"
+                )
+            if request.deadline is not None and request.deadline <= now:
+                raise DeadlineExceededError("the deadline had passed when the request arrived")
+            max_output = self.requests.check(request)
+        except OctavoError as error:
+            self.counters.requests_refused += 1
+            self._outbox += refusal(submit, error)
+            return
+        self._enter(self.requests.enter(submit, max_output))
+
+    def _enter(self, state: RequestState) -> None:
+        """Queue a request's sequences; a resumed branch may turn out to have ended already."""
+        self.counters.requests += 1
+        self.counters.prompt_tokens += state.num_prompt_tokens
+        for seq in list(state.branches.values()):
+            reason = finish_reason(seq) if seq.num_output else None
+            if reason is None:
+                self.scheduler.add(seq)
+            else:
+                seq.status = Status.FINISHED
+                self._conclude(seq, reason)
+        if not state.branches and state.request.request_id in self.requests.states:
+            self.requests.leave(state.request.request_id)
+
+    def _abort(self, event: Abort) -> None:
+        state = self.requests.states.get(event.request_id)
+        if state is not None:
+            self.counters.requests_aborted += 1
+            self._drop(state, FinishReason.ABORT, error=event.reason, code="cancelled")
+
+    def _stop_branch(self, event: StopBranch) -> None:
+        """End one branch. One without tokens, or ended already, has nothing to stop."""
+        state = self.requests.states.get(event.request_id)
+        seq = state.branches.get(event.branch) if state is not None else None
+        if seq is not None and seq.num_output:
+            self.counters.branches_stopped += 1
+            self._conclude(seq, FinishReason.STOP)
+
+    def _expire(self, now: float) -> None:
+        """End every request whose deadline has passed, in whatever state it is."""
+        for state in self.requests.expired(now):
+            self.counters.requests_expired += 1
+            self._drop(
+                state,
+                FinishReason.ABORT,
+                error="the deadline passed before the request finished",
+                code=DeadlineExceededError.code or "",
+            )
+
+    # -- endings -----------------------------------------------------------------------------
+
+    def _conclude(self, seq: Sequence, reason: FinishReason) -> None:
+        """End a branch without a new token."""
+        state = seq.state
+        stopped = reason is FinishReason.STOP and seq.token_ids[-1] in state.stop_ids
+        self._outbox.append(
+            BranchOutput(
+                request_id=state.request.request_id,
+                branch=seq.branch,
+                epoch=state.epoch,
+                position=seq.num_output,
+                finish_reason=reason,
+                stop_token_id=seq.token_ids[-1] if stopped else None,
+                num_cached_tokens=state.num_cached_tokens,
+            )
+        )
+        self._end_branch(state, seq)
+
+    def _end_branch(self, state: RequestState, seq: Sequence) -> None:
+        """Release one branch; the request leaves with its last."""
+        self.scheduler.finish(seq)
+        self.scheduler.policy.observe(seq.num_output)
+        del state.branches[seq.branch]
+        if not state.branches:
+            self.counters.requests_finished += 1
+            self.requests.leave(state.request.request_id)
+
+    def _drop(self, state: RequestState, reason: FinishReason, *, error: str, code: str) -> None:
+        """End every branch of a request with an outcome that says why."""
+        self._outbox += final_outputs(state, reason, error=error, code=code)
+        self._discard(state)
+
+    def _discard(self, state: RequestState) -> None:
+        """Release all of a request, silently."""
+        for seq in state.branches.values():
+            self.scheduler.finish(seq)
+        state.branches.clear()
+        self.requests.leave(state.request.request_id)
+
+    # -- what can be seen --------------------------------------------------------------------
+
+    def stats(self) -> EngineStats:
+        """A snapshot for metrics."""
+        kv, scheduler = self.kv, self.scheduler
+        ledger = take_ledger(kv)
+        counters = self.counters.as_dict()
+        counters |= {
+            "preemptions": scheduler.counters.preemptions,
+            "recomputed_tokens": scheduler.counters.recomputed_tokens,
+            "refused_reservations": scheduler.counters.refused_reservations,
+            "twin_waits": scheduler.counters.twin_waits,
+            "forks": self._committer.num_forks,
+            "cow_copies": kv.num_cow_copies,
+            "partial_hits": kv.num_partial_hits,
+            "prefix_query_tokens": kv.num_query_tokens,
+            "prefix_hit_tokens": kv.num_hit_tokens,
+            "evicted_blocks": sum(pool.num_evicted for pool in kv.pools),
+            "promises_shed": kv.promises.num_shed,
+        }
+        gauges = {f"kv_bytes_{name}": float(value) for name, value in ledger.as_dict().items()}
+        gauges["orphan_blocks"] = gauges.pop("kv_bytes_orphan_blocks")
+        held = ledger.pool - ledger.free - ledger.promised - ledger.cached_cold
+        gauges["kv_usage"] = held / ledger.pool
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            counters=counters,
+            gauges=gauges,
+        )
+
+    def ledger(self) -> Ledger:
+        """Where every byte of the pool is."""
+        return take_ledger(self.kv)
+
+    def debug_kv(self) -> dict[str, object]:
+        """Every block's state and holders, as plain values."""
+        return describe_kv(self.kv, self.requests.states)
+
+    def debug_requests(self) -> dict[str, object]:
+        """Every live request and its branches, as plain values (no token ids)."""
+        return describe_requests(self.requests.states)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; running requests are not disturbed."""
+        self.kv.reset_prefix_cache()
+
+    def check_invariants(self) -> list[str]:
+        """I1…I10 checked from the owners up; every violation as a sentence."""
+        return check_engine(self.kv, self.scheduler, self.requests)
+
+    def _is_check_due(self) -> bool:
+        every = self._config.check_every_n_steps
+        return every > 0 and self._step_id % every == 0
+
+    def _report(self, violations: list[str]) -> None:
+        """Count and keep violations: in production they are reported, not fatal."""
+        self.counters.invariant_violations += len(violations)
+        self.violations = (self.violations + violations)[-100:]

@@ -1,0 +1,80 @@
+"""I1…I10 over the whole engine; those of blocks alone are in ``kv.invariants``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from octavo.engine.request_table import RequestTable
+from octavo.kv import KVCacheManager, check_kv, check_writes
+from octavo.scheduler import ScheduledStep, Scheduler, Status
+
+
+def check_step(kv: KVCacheManager, step: ScheduledStep) -> list[str]:
+    """What must hold between reservation and execution (I3)."""
+    found: list[str] = []
+    for seq, _ in step.rows:
+        assert seq.kv is not None
+        found += check_writes(kv, seq.kv)
+    return found
+
+
+def check_engine(kv: KVCacheManager, scheduler: Scheduler, requests: RequestTable) -> list[str]:
+    """Every violated invariant between two steps, in words."""
+    found = check_kv(kv)
+    found += _states(scheduler, requests)
+    found += _coverage(scheduler, kv)
+    found += _idle(kv, scheduler, requests)
+    return found
+
+
+def _states(scheduler: Scheduler, requests: RequestTable) -> Iterator[str]:
+    """I7: each branch is in exactly the place that its state says."""
+    running = {id(seq) for seq in scheduler.running}
+    waiting = {id(seq) for seq in scheduler.waiting}
+    booked = set()
+    for request_id, state in requests.states.items():
+        if not state.branches:
+            yield f"I7: request {request_id} has no branch left but is still booked"
+        for seq in state.branches.values():
+            booked.add(id(seq))
+            place = (id(seq) in running, id(seq) in waiting)
+            if place != (seq.status is Status.RUNNING, seq.status is Status.WAITING):
+                yield f"I7: a branch of {request_id} is not where its state says"
+            if (seq.kv is not None) != (seq.status is Status.RUNNING):
+                yield f"I7: a branch of {request_id} holds KV in the wrong state"
+    if running | waiting != booked:
+        yield "I7: a queue holds a sequence that no request owns"
+
+
+def _coverage(scheduler: Scheduler, kv: KVCacheManager) -> Iterator[str]:
+    """I4, I8: KV is computed for a proper prefix of the tokens; nothing else is on the books."""
+    for seq in scheduler.running:
+        computed = seq.num_computed
+        if not computed < len(seq.token_ids):
+            yield f"I8: {computed} tokens are computed of {len(seq.token_ids)}"
+        if seq.kv is not None and seq.kv.num_reserved != computed:
+            yield "I4: provisional tokens outlived their step"
+    if {id(seq.kv) for seq in scheduler.running} != {id(seq) for seq in kv.sequences}:
+        yield "I10: a block table is held for no running sequence"
+    if kv.num_step_leases:
+        yield "I10: the read leases of a step outlived it"
+    if kv.num_pins:
+        yield f"I10: {kv.num_pins} prefix pins outlived their step"
+
+
+def _idle(kv: KVCacheManager, scheduler: Scheduler, requests: RequestTable) -> Iterator[str]:
+    """I10: with no request, every side table is empty."""
+    if requests.states:
+        return
+    tables = {
+        "running": len(scheduler.running),
+        "waiting": len(scheduler.waiting),
+        "fresh": scheduler.waiting.num_fresh,
+        "slots": scheduler.num_slots_taken,
+        "tables": len(kv.sequences),
+        "deadlines": requests.num_deadlines,
+        "promises": sum(kv.promises.totals),
+    }
+    for name, size in tables.items():
+        if size:
+            yield f"I10: {size} {name} are left at idle"

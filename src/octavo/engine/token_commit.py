@@ -1,0 +1,99 @@
+"""What a step's samples do to their sequences: append, fork, stop, emit."""
+
+from __future__ import annotations
+
+from octavo.core.request import BranchOutput, FinishReason, TokenLogprobs
+from octavo.core.step import RowResult, StepResult
+from octavo.errors import EngineError
+from octavo.kv import KVCacheManager
+from octavo.scheduler import ScheduledStep, Scheduler, Sequence
+
+
+def validate_result(step: ScheduledStep, result: StepResult, vocab_size: int) -> None:
+    """Hold a result against its plan before anything is changed.
+
+    Raises:
+        EngineError: the runner answered something else than was asked.
+    """
+    samples = {i: row.num_samples for i, row in enumerate(step.plan.rows) if row.num_samples}
+    if result.step_id != step.plan.step_id or len(result.rows) != len(samples):
+        raise EngineError("the runner answered another step than the one it was given")
+    for row in result.rows:
+        tokens = row.token_ids
+        if not tokens or samples.pop(row.row, 0) != len(tokens):
+            raise EngineError("the runner returned a wrong number of samples for a row")
+        if min(tokens) < 0 or max(tokens) >= vocab_size:
+            raise EngineError("the runner sampled a token outside the vocabulary")
+
+
+class TokenCommitter:
+    """Applies results to sequences; knows scheduler and KV, no events and no queue of outputs."""
+
+    def __init__(self, kv: KVCacheManager, scheduler: Scheduler) -> None:
+        self._kv = kv
+        self._scheduler = scheduler
+        self.num_forks = 0
+
+    def commit_kv(self, step: ScheduledStep) -> None:
+        """The step's slots are written: count them as computed and publish full blocks."""
+        commit = self._kv.commit
+        for seq, count in step.rows:
+            assert seq.kv is not None
+            commit(seq.kv, seq.token_ids, count)
+        self._kv.end_step()
+
+    def accept(self, seq: Sequence, row: RowResult) -> list[BranchOutput]:
+        """Append a row's samples; one output per branch that got a token."""
+        if not seq.num_spare:
+            return [self.append(seq, row.token_ids[0], row.logprobs[:1])]
+        branches = self._fork(seq)
+        return [
+            self.append(branch, token_id, row.logprobs[index : index + 1])
+            for index, (branch, token_id) in enumerate(zip(branches, row.token_ids, strict=True))
+        ]
+
+    def _fork(self, parent: Sequence) -> list[Sequence]:
+        """The parent and its spare branches, which now share the parent's blocks."""
+        assert parent.kv is not None
+        state = parent.state
+        children = []
+        for branch in range(parent.branch + 1, parent.branch + 1 + parent.num_spare):
+            child = Sequence(state, branch, list(parent.token_ids))
+            child.kv = self._kv.fork(parent.kv)
+            state.branches[branch] = child
+            children.append(child)
+        parent.num_spare = 0
+        self._kv.forget_spares(parent.kv)
+        self._scheduler.add_fork(parent, children)
+        self.num_forks += len(children)
+        return [parent, *children]
+
+    def append(
+        self, seq: Sequence, token_id: int, logprobs: tuple[TokenLogprobs, ...]
+    ) -> BranchOutput:
+        """Extend one branch by one token and say whether that ended it."""
+        position = len(seq.token_ids) - seq.num_prompt
+        seq.token_ids.append(token_id)
+        state = seq.state
+        reason = None
+        if token_id in state.stop_ids or position + 1 >= state.max_output:
+            reason = finish_reason(seq)
+        return BranchOutput(
+            request_id=state.request.request_id,
+            branch=seq.branch,
+            epoch=state.epoch,
+            position=position,
+            token_ids=(token_id,),
+            logprobs=logprobs,
+            finish_reason=reason,
+            stop_token_id=token_id if reason is FinishReason.STOP else None,
+            num_cached_tokens=state.num_cached_tokens,
+        )
+
+
+def finish_reason(seq: Sequence) -> FinishReason | None:
+    """Whether the tokens so far end the branch: a function of the tokens alone."""
+    state, num_output = seq.state, seq.num_output
+    if num_output > state.request.sampling.min_tokens and seq.token_ids[-1] in state.stop_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if num_output >= state.max_output else None

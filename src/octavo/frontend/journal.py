@@ -1,0 +1,156 @@
+"""What a frontend remembers so that a crash of the engine changes nothing.
+
+Per request: the request itself (its seed drawn before anything runs), the attempt's epoch, and
+per branch the tokens that were delivered. A token is journaled before it leaves. KV is a cache of
+this; replaying it gives the same continuation (P2).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from octavo.core.request import BranchOutput, Request, Submit
+from octavo.errors import OverloadedError
+
+MAX_JOURNAL_REQUESTS = 4096
+MAX_JOURNAL_PROMPT_TOKENS = 4 << 20
+
+
+class GapError(Exception):
+    """Outputs were lost on the way: the branch must be replayed from the journal."""
+
+
+@dataclass(slots=True)
+class BranchRecord:
+    """One branch: its delivered tokens and whether it ended."""
+
+    token_ids: array[int] = field(default_factory=lambda: array("i"))
+    finished: bool = False
+
+
+@dataclass(slots=True)
+class JournalEntry:
+    """One request. ``epoch`` counts its attempts; ``blamed`` the engine deaths it was part of."""
+
+    request: Request
+    branches: list[BranchRecord]
+    epoch: int = 0
+    blamed: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether every branch ended."""
+        return all(branch.finished for branch in self.branches)
+
+    def submission(self) -> Submit:
+        """The message that starts or continues this attempt."""
+        return Submit(
+            request=self.request,
+            epoch=self.epoch,
+            branch_tokens=tuple(tuple(branch.token_ids) for branch in self.branches),
+            finished_branches=tuple(
+                index for index, branch in enumerate(self.branches) if branch.finished
+            ),
+        )
+
+
+class Journal:
+    """Owns the entries of all requests in flight; in memory, bounded in requests and tokens."""
+
+    def __init__(
+        self,
+        *,
+        draw_seed: Callable[[], int],
+        max_requests: int = MAX_JOURNAL_REQUESTS,
+        max_prompt_tokens: int = MAX_JOURNAL_PROMPT_TOKENS,
+    ) -> None:
+        self._draw_seed = draw_seed
+        self._max_requests = max_requests
+        self._max_prompt_tokens = max_prompt_tokens
+        self._entries: dict[str, JournalEntry] = {}
+        self._prompt_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens held; 0 at idle."""
+        return self._prompt_tokens
+
+    def open(self, request: Request) -> JournalEntry:
+        """Take a request in; a missing seed is drawn now.
+
+        Raises:
+            OverloadedError: the journal is full.
+        """
+        assert request.request_id not in self._entries, "request ids are drawn by the frontend"
+        size = len(request.prompt_token_ids)
+        if len(self._entries) >= self._max_requests:
+            raise OverloadedError(
+                f"{len(self._entries)} requests are in flight, which is the limit; retry later"
+            )
+        if self._prompt_tokens + size > self._max_prompt_tokens:
+            raise OverloadedError(
+                f"requests in flight hold {self._prompt_tokens} prompt tokens; the limit is "
+                f"{self._max_prompt_tokens}; retry later"
+            )
+        if request.sampling.seed is None:
+            sampling = replace(request.sampling, seed=self._draw_seed())
+            request = replace(request, sampling=sampling)
+        branches = [BranchRecord() for _ in range(request.sampling.n)]
+        entry = JournalEntry(request, branches)
+        self._entries[request.request_id] = entry
+        self._prompt_tokens += size
+        return entry
+
+    def get(self, request_id: str) -> JournalEntry | None:
+        """The entry of a request in flight."""
+        return self._entries.get(request_id)
+
+    def accept(self, output: BranchOutput) -> BranchOutput | None:
+        """What of ``output`` is new: None for a stale or repeated one, trimmed where it overlaps.
+
+        Nothing is written; ``record`` does that.
+
+        Raises:
+            GapError: the output begins past what is journaled.
+        """
+        entry = self._entries.get(output.request_id)
+        if entry is None or output.epoch != entry.epoch or output.branch >= len(entry.branches):
+            return None
+        branch = entry.branches[output.branch]
+        if branch.finished:
+            return None
+        known = len(branch.token_ids)
+        if output.position > known:
+            raise GapError
+        repeated = known - output.position
+        if repeated == 0:
+            return output
+        if repeated >= len(output.token_ids) and output.finish_reason is None:
+            return None
+        return replace(
+            output,
+            position=known,
+            token_ids=output.token_ids[repeated:],
+            logprobs=output.logprobs[repeated:],
+        )
+
+    def record(self, request_id: str, branch: int, token_ids: tuple[int, ...]) -> None:
+        """Append tokens that are about to leave."""
+        self._entries[request_id].branches[branch].token_ids.extend(token_ids)
+
+    def finish_branch(self, request_id: str, branch: int) -> bool:
+        """Mark a branch as ended. Returns whether the request ended with it."""
+        entry = self._entries[request_id]
+        entry.branches[branch].finished = True
+        return entry.finished
+
+    def close(self, request_id: str) -> None:
+        """Forget a request. Idempotent."""
+        entry = self._entries.pop(request_id, None)
+        if entry is not None:
+            self._prompt_tokens -= len(entry.request.prompt_token_ids)

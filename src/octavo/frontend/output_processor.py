@@ -1,0 +1,196 @@
+"""From an engine's outputs to what a client sees. Pure and synchronous; no socket, no clock.
+
+    BranchOutput → new? (request, branch, epoch, position) → text, stop strings → journal → delta
+
+The same object serves the asynchronous client and the in-process one. Tokens past a stop string
+are discarded here: they are in no usage, no logprobs and no journal.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from octavo.core.request import BranchOutput, FinishReason, Request, StopBranch
+from octavo.errors import (
+    ContextLengthError,
+    DeadlineExceededError,
+    EngineError,
+    InvalidRequestError,
+    OctavoError,
+    OverloadedError,
+    UnavailableError,
+)
+from octavo.frontend.journal import GapError, Journal, JournalEntry
+from octavo.frontend.outputs import BranchDelta, RequestOutput, Usage, merge_deltas
+from octavo.text import TextStream, Tokenizer
+
+
+@dataclass(slots=True)
+class Processed:
+    """What a batch of outputs amounts to.
+
+    ``outputs`` are to be delivered, ``stops`` sent to the engine. ``gaps`` names requests whose
+    outputs were lost on the way; they are to be resubmitted from the journal. ``failures`` holds
+    the error of each request that was dropped.
+    """
+
+    outputs: list[RequestOutput] = field(default_factory=list)
+    stops: list[StopBranch] = field(default_factory=list)
+    gaps: list[str] = field(default_factory=list)
+    failures: dict[str, OctavoError] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Open:
+    entry: JournalEntry
+    texts: list[TextStream]
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+def draw_seed() -> int:
+    """A seed for a request that has none."""
+    return secrets.randbits(63)
+
+
+class OutputProcessor:
+    """Owns the text state of the requests in flight, and the journal."""
+
+    def __init__(self, tokenizer: Tokenizer, *, new_seed: Callable[[], int] = draw_seed) -> None:
+        self._tokenizer = tokenizer
+        self._open: dict[str, _Open] = {}
+        self.journal = Journal(draw_seed=new_seed)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, request: Request) -> JournalEntry:
+        """Journal a request and prepare its text state; ``entry.submission()`` is to be sent.
+
+        Raises:
+            OverloadedError: the journal is full.
+        """
+        entry = self.journal.open(request)
+        sampling = entry.request.sampling
+        texts = [
+            TextStream(
+                self._tokenizer,
+                stops=sampling.stop,
+                include_stop_str=sampling.include_stop_str_in_output,
+                skip_special_tokens=sampling.skip_special_tokens,
+            )
+            for _ in range(sampling.n)
+        ]
+        self._open[request.request_id] = _Open(entry, texts)
+        return entry
+
+    def close(self, request_id: str) -> None:
+        """Forget a request, finished or not. Idempotent."""
+        self._open.pop(request_id, None)
+        self.journal.close(request_id)
+
+    def process(self, outputs: Iterable[BranchOutput]) -> Processed:
+        """Take what the engine says. Stale and repeated outputs vanish here."""
+        result = Processed()
+        deltas: dict[str, list[BranchDelta]] = {}
+        for output in outputs:
+            state = self._open.get(output.request_id)
+            if state is None or output.request_id in result.gaps:
+                continue
+            try:
+                fresh = self.journal.accept(output)
+            except GapError:
+                result.gaps.append(output.request_id)
+                continue
+            if fresh is not None:
+                delta = self._delta(state, fresh, result)
+                deltas.setdefault(output.request_id, []).append(delta)
+        for request_id, parts in deltas.items():
+            result.outputs.append(self._request_output(self._open[request_id], parts))
+        return result
+
+    def _delta(self, state: _Open, output: BranchOutput, result: Processed) -> BranchDelta:
+        state.cached_tokens = state.cached_tokens or output.num_cached_tokens
+        if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+            failure = failure_of(output)
+            result.failures.setdefault(output.request_id, failure)
+            self.journal.finish_branch(output.request_id, output.branch)
+            return BranchDelta(
+                branch=output.branch,
+                finish_reason=output.finish_reason,
+                error=failure.message,
+            )
+        text, num_tokens, stop = self._text(state, output)
+        token_ids = output.token_ids[:num_tokens]
+        self.journal.record(output.request_id, output.branch, token_ids)
+        state.completion_tokens += len(token_ids)
+        reason = output.finish_reason
+        stop_reason: str | int | None = output.stop_token_id if reason is not None else None
+        if stop is not None:
+            if reason is None:
+                result.stops.append(StopBranch(request_id=output.request_id, branch=output.branch))
+            reason, stop_reason = FinishReason.STOP, stop
+        if reason is not None:
+            self.journal.finish_branch(output.request_id, output.branch)
+        return BranchDelta(
+            branch=output.branch,
+            text=text,
+            token_ids=token_ids,
+            logprobs=output.logprobs[:num_tokens],
+            finish_reason=reason,
+            stop_reason=stop_reason,
+        )
+
+    def _text(self, state: _Open, output: BranchOutput) -> tuple[str, int, str | None]:
+        """The new text, how many of the tokens belong to the answer, and the stop string met."""
+        shown = output.token_ids
+        stop_token = output.stop_token_id
+        hides_stop_token = (
+            stop_token is not None
+            and shown[-1:] == (stop_token,)
+            and not state.entry.request.sampling.include_stop_str_in_output
+        )
+        if hides_stop_token:
+            shown = shown[:-1]
+        stream = state.texts[output.branch]
+        delta = stream.push(shown)
+        if delta.stop is not None:
+            return delta.text, delta.num_tokens, delta.stop
+        if output.finish_reason is None:
+            return delta.text, len(output.token_ids), None
+        end = stream.flush()
+        return delta.text + end.text, len(output.token_ids), end.stop
+
+    def _request_output(self, state: _Open, parts: list[BranchDelta]) -> RequestOutput:
+        request = state.entry.request
+        return RequestOutput(
+            request_id=request.request_id,
+            branches=tuple(merge_deltas(parts)),
+            usage=Usage(
+                prompt_tokens=len(request.prompt_token_ids),
+                completion_tokens=state.completion_tokens,
+                cached_tokens=state.cached_tokens,
+            ),
+            finished=state.entry.finished,
+        )
+
+
+def failure_of(output: BranchOutput) -> OctavoError:
+    """The error that a dropped branch stands for."""
+    kind = _FAILURES.get(output.error_code or "", EngineError)
+    return kind(output.error or "the request was dropped by the engine")
+
+
+_FAILURES: dict[str, type[OctavoError]] = {
+    str(kind.code or kind.error_type): kind
+    for kind in (
+        InvalidRequestError,
+        ContextLengthError,
+        OverloadedError,
+        UnavailableError,
+        DeadlineExceededError,
+        EngineError,
+    )
+}

@@ -1,0 +1,72 @@
+"""What a client of the engine receives: typed deltas, mergeable when the client is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from octavo.core.request import FinishReason, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Token counts so far, over all branches. ``cached_tokens`` were read from the prefix cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchDelta:
+    """What is new in one branch.
+
+    ``text`` may lag behind ``token_ids`` (half a character, a possible stop string); with the
+    finish it is complete. ``logprobs`` has one entry per token where they were asked for.
+    ``stop_reason`` is the stop string or stop token id that ended the branch, where one did.
+    """
+
+    branch: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+    def followed_by(self, later: BranchDelta) -> BranchDelta:
+        """This delta and the next one as one."""
+        return replace(
+            later,
+            text=self.text + later.text,
+            token_ids=self.token_ids + later.token_ids,
+            logprobs=self.logprobs + later.logprobs,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """New deltas of one request (at most one per branch) and the usage so far."""
+
+    request_id: str
+    branches: tuple[BranchDelta, ...]
+    usage: Usage
+    finished: bool = False
+
+    def followed_by(self, later: RequestOutput) -> RequestOutput:
+        """This output and the next one as one."""
+        return replace(later, branches=tuple(merge_deltas([*self.branches, *later.branches])))
+
+    @property
+    def error(self) -> str | None:
+        """Why the request was dropped, if it was."""
+        return next((delta.error for delta in self.branches if delta.error is not None), None)
+
+
+def merge_deltas(deltas: Iterable[BranchDelta]) -> list[BranchDelta]:
+    """One delta per branch, in order of first appearance."""
+    merged: dict[int, BranchDelta] = {}
+    for delta in deltas:
+        earlier = merged.get(delta.branch)
+        merged[delta.branch] = earlier.followed_by(delta) if earlier else delta
+    return list(merged.values())

@@ -1,0 +1,194 @@
+"""The blocks of one KV group: who holds each, and which may be handed out.
+
+    state      ref_count            indexed   meaning
+    free       0                    no        on the free list
+    cached     0                    yes       only the prefix index knows it; evictable
+    owned      > leases             any       some table or pin holds it
+    draining   = leases > 0         any       nobody owns it, but a reader has not finished
+
+Every reference belongs to an *owner token*: a small integer from ``open``. An owner holds a block
+at most once, so releasing twice changes nothing and a reference count cannot fall below zero.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from enum import IntEnum
+
+
+class OwnerKind(IntEnum):
+    """Why an owner holds blocks: a block table, a pin of a prefix hit, or a reader's lease."""
+
+    TABLE = 0
+    PIN = 1
+    LEASE = 2
+
+
+class BlockPool:
+    """Fixed number of blocks with owners. Out of blocks is an answer (None), not an error.
+
+    ``on_evict(block)`` is called before a cached block is reused, so that the index forgets it.
+    """
+
+    def __init__(self, num_blocks: int, on_evict: Callable[[int], None]) -> None:
+        assert num_blocks > 0
+        self.num_blocks = num_blocks
+        self.refs = [0] * num_blocks
+        self.leases = [0] * num_blocks
+        self.num_draining = 0
+        self.num_evicted = 0
+        self._on_evict = on_evict
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._indexed = bytearray(num_blocks)
+        self._owners: dict[int, tuple[OwnerKind, dict[int, None]]] = {}
+        self._next_owner = 0
+
+    # -- what can be had ---------------------------------------------------------------------
+
+    @property
+    def num_free(self) -> int:
+        """Blocks on the free list."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that only the prefix index knows."""
+        return len(self._cached)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that ``allocate`` could hand out now: free or evictable."""
+        return len(self._free) + len(self._cached)
+
+    def is_shared(self, block: int) -> bool:
+        """Whether more than one table or pin holds ``block``; leases only read and do not count."""
+        return self.refs[block] - self.leases[block] > 1
+
+    # -- owners ------------------------------------------------------------------------------
+
+    def open(self, kind: OwnerKind) -> int:
+        """A new owner token that holds nothing yet."""
+        self._next_owner += 1
+        self._owners[self._next_owner] = (kind, {})
+        return self._next_owner
+
+    def close(self, owner: int, order: Iterable[int] | None = None) -> None:
+        """Release all that ``owner`` holds and forget it. Idempotent.
+
+        ``order`` (by default, last held first) decides who is evicted first among blocks that
+        become cached: tails must go before heads.
+        """
+        if owner not in self._owners:
+            return
+        held = self._owners[owner][1]
+        self.release(owner, list(reversed(held)) if order is None else order)
+        assert not held, "I2: an owner closed while it still held blocks"
+        del self._owners[owner]
+
+    # -- blocks ------------------------------------------------------------------------------
+
+    def allocate(self, owner: int, count: int) -> list[int] | None:
+        """``count`` blocks for ``owner`` alone, evicting the oldest cached; None if too few."""
+        if count > self.num_available:
+            return None
+        while len(self._free) < count:
+            self.evict_one()
+        blocks = [self._free.pop() for _ in range(count)]
+        kind, held = self._owners[owner]
+        assert kind is not OwnerKind.LEASE, "I2: a lease never owns"
+        held.update(dict.fromkeys(blocks))
+        for block in blocks:
+            assert self.refs[block] == 0, "I1: a free block had an owner"
+            self.refs[block] = 1
+        return blocks
+
+    def share(self, owner: int, blocks: Iterable[int]) -> None:
+        """``owner`` holds ``blocks`` too. They must be held or cached, never free."""
+        kind, held = self._owners[owner]
+        for block in blocks:
+            if block in held:
+                continue
+            if self.refs[block] == 0:
+                assert self._indexed[block], "I1: sharing a free block"
+                del self._cached[block]
+            elif kind is not OwnerKind.LEASE and self.refs[block] == self.leases[block]:
+                self.num_draining -= 1
+            held[block] = None
+            self.refs[block] += 1
+            if kind is OwnerKind.LEASE:
+                self.leases[block] += 1
+                if self.refs[block] == 1:
+                    self.num_draining += 1
+
+    def release(self, owner: int, blocks: Iterable[int]) -> None:
+        """``owner`` lets go of ``blocks``; those it does not hold are left alone (idempotent)."""
+        if owner not in self._owners:
+            return
+        kind, held = self._owners[owner]
+        for block in blocks:
+            if block not in held:
+                continue
+            del held[block]
+            was_draining = self.refs[block] == self.leases[block]
+            self.refs[block] -= 1
+            if kind is OwnerKind.LEASE:
+                self.leases[block] -= 1
+            is_draining = self.refs[block] == self.leases[block] and self.refs[block] > 0
+            self.num_draining += is_draining - was_draining
+            if self.refs[block] == 0:
+                self._settle(block)
+
+    def _settle(self, block: int) -> None:
+        if self._indexed[block]:
+            self._cached[block] = None
+        else:
+            self._free.append(block)
+
+    # -- the prefix index's side -------------------------------------------------------------
+
+    def mark_indexed(self, block: int) -> None:
+        """The prefix index now knows ``block``; it is held, so its content is complete."""
+        assert self.refs[block] > 0, "I5: indexing a block that nobody holds"
+        self._indexed[block] = 1
+
+    def unmark_indexed(self, block: int) -> None:
+        """The prefix index forgot ``block``; a cached one becomes free."""
+        self._indexed[block] = 0
+        if block in self._cached:
+            del self._cached[block]
+            self._free.append(block)
+
+    def evict_one(self) -> None:
+        """Make the block that has been cached longest free."""
+        block = next(iter(self._cached))
+        self._on_evict(block)
+        self.num_evicted += 1
+        assert block not in self._cached, "I5: the index kept an evicted block"
+
+    # -- for invariants and dumps ------------------------------------------------------------
+
+    def owners(self) -> Iterator[tuple[OwnerKind, Collection[int]]]:
+        """Every owner's kind and blocks."""
+        yield from ((kind, held.keys()) for kind, held in self._owners.values())
+
+    def held_by(self, owner: int) -> Collection[int]:
+        """Blocks that ``owner`` holds (empty when it is closed)."""
+        return self._owners[owner][1] if owner in self._owners else ()
+
+    def free_blocks(self) -> list[int]:
+        """The free list, next to be handed out last."""
+        return list(self._free)
+
+    def cached_blocks(self) -> list[int]:
+        """Cached blocks, next to be evicted first."""
+        return list(self._cached)
+
+    def indexed_marks(self) -> bytes:
+        """One byte per block: 1 where the prefix index knows it, held or cached."""
+        return bytes(self._indexed)
+
+    def is_indexed(self, block: int) -> bool:
+        """Whether the prefix index knows ``block``."""
+        return bool(self._indexed[block])

@@ -1,0 +1,100 @@
+"""The books of the KV cache: pools, index, promises, and the holds of the step in flight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from octavo.core.runner import RunnerInfo
+from octavo.kv.block_pool import BlockPool, OwnerKind
+from octavo.kv.block_table import SequenceKV
+from octavo.kv.prefix_index import Node, PrefixIndex
+from octavo.kv.promises import Promises
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """A pinned prefix of ``length`` tokens: per group the pin and the blocks that it reads.
+
+    ``blocks[g]`` starts at logical block ``first_blocks[g]``; if ``length`` ends inside a block,
+    the last one is only a source to copy from. ``node`` is that of the last whole block.
+    """
+
+    length: int
+    pins: tuple[int, ...]
+    first_blocks: tuple[int, ...]
+    blocks: tuple[tuple[int, ...], ...]
+    node: Node | None
+
+
+class KVState:
+    """One pool per KV group, one index, one sum of promises, every sequence that holds blocks.
+
+    ``max_chunk`` bounds the tokens that one step adds to one sequence (it sizes windows).
+    """
+
+    def __init__(self, info: RunnerInfo, *, prefix_cache: bool, max_chunk: int) -> None:
+        self.block_size = info.block_size
+        self.groups = info.groups
+        windows = [group.window for group in info.groups]
+        self.index = PrefixIndex(info.block_size, windows)
+        self.pools = [
+            BlockPool(info.num_blocks, partial(self.forget, group)) for group in range(len(windows))
+        ]
+        self.promises = Promises(info.block_size, windows, max_chunk)
+        self.sequences: dict[SequenceKV, None] = {}
+        self.num_cow_copies = 0
+        self.num_query_tokens = 0
+        self.num_hit_tokens = 0
+        self.num_partial_hits = 0
+        self._prefix_cache = prefix_cache
+        self._step_leases: list[int | None] = [None] * len(windows)
+        self._pins: dict[int, None] = {}
+
+    # -- holds of the step in flight ---------------------------------------------------------
+
+    def lease_for_step(self, group: int, block: int) -> None:
+        """``block`` is read by the step in flight: it must not be reused before ``end_step``."""
+        owner = self._step_leases[group]
+        if owner is None:
+            owner = self._step_leases[group] = self.pools[group].open(OwnerKind.LEASE)
+        self.pools[group].share(owner, (block,))
+
+    def end_step(self) -> None:
+        """The step in flight has ended, well or badly: its read leases end. Idempotent."""
+        for group, owner in enumerate(self._step_leases):
+            if owner is not None:
+                self.pools[group].close(owner)
+                self._step_leases[group] = None
+
+    def unpin(self, hit: PrefixHit) -> None:
+        """The hit is no longer needed. Idempotent."""
+        for pool, pin, blocks in zip(self.pools, hit.pins, hit.blocks, strict=True):
+            pool.close(pin, blocks[::-1])
+        self._pins.pop(hit.pins[0], None)
+
+    @property
+    def num_step_leases(self) -> int:
+        """Groups in which a step in flight reads blocks (0 between steps)."""
+        return sum(owner is not None for owner in self._step_leases)
+
+    @property
+    def num_pins(self) -> int:
+        """Prefix hits that are pinned right now (0 between steps)."""
+        return len(self._pins)
+
+    # -- balance -----------------------------------------------------------------------------
+
+    def forget(self, group: int, block: int) -> None:
+        """Remove one block from the prefix index; if nobody holds it, it becomes free."""
+        self.index.forget_block(group, block)
+        self.pools[group].unmark_indexed(block)
+
+    def shed_promises(self) -> None:
+        """Make promises fit what is available (needed only under policies that underestimate)."""
+        for total, pool in zip(self.promises.totals, self.pools, strict=True):
+            if total > pool.num_available:
+                self.promises.shed(
+                    [pool.num_available for pool in self.pools], reversed(self.sequences)
+                )
+                return

@@ -1,0 +1,189 @@
+"""All blocks that one step can touch, reserved as one transaction: all or nothing.
+
+    begin → grow(seq, q) … admit(seq, q, hit) … → seal → copies | None
+            └ arithmetic only, per KV group:       └ allocates; any refusal undoes every
+              Σ need ≤ free + evictable              allocation made so far
+
+Without sharing or windows, "Σ need ≤ free + evictable" is Σ⌈(Tᵢ+qᵢ)/P⌉ ≤ available + owned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.core.step import BlockCopy
+from octavo.kv.block_table import BlockTable, SequenceKV
+from octavo.kv.kv_state import KVState, PrefixHit
+
+
+@dataclass(slots=True)
+class _Row:
+    """One sequence's part: ``new`` blocks per group, groups whose tail must be copied first."""
+
+    seq: SequenceKV
+    end: int
+    new: list[int]
+    cow_groups: list[int]
+    hit: PrefixHit | None = None
+
+
+class StepReservation:
+    """Collects rows, then allocates for all of them or none."""
+
+    __slots__ = ("_consumed", "_derefs", "_kv", "_need", "_quiet", "_rows")
+
+    def __init__(self, kv: KVState) -> None:
+        self._kv = kv
+        self._need = [0] * len(kv.pools)
+        self._consumed = [0] * len(kv.pools)
+        self._derefs: dict[tuple[int, int], int] = {}
+        self._rows: list[_Row] = []
+        self._quiet: list[tuple[SequenceKV, int]] = []
+
+    def grow(self, seq: SequenceKV, num_tokens: int) -> bool:
+        """Add ``num_tokens`` slots to a running sequence; False, and no change, if too few."""
+        kv = self._kv
+        start = seq.num_computed
+        end = start + num_tokens
+        end_block = (end + kv.block_size - 1) // kv.block_size
+        mid_block = start % kv.block_size != 0
+        new: list[int] = []
+        cow_groups: list[int] = []
+        quiet = True
+        for group, table in enumerate(seq.tables):
+            extra = end_block - table.first_block - len(table.blocks)
+            new.append(extra)
+            if mid_block and self._is_shared(group, table.blocks[-1]):
+                cow_groups.append(group)
+                quiet = False
+            if extra:
+                quiet = False
+        if quiet:
+            self._quiet.append((seq, end))
+            return True
+        return self._take(_Row(seq, end, new, cow_groups))
+
+    def _is_shared(self, group: int, block: int) -> bool:
+        """Whether another table still holds the block once the copies of this step are made."""
+        pool = self._kv.pools[group]
+        if pool.refs[block] == 1:
+            return False
+        return pool.refs[block] - pool.leases[block] - self._derefs.get((group, block), 0) > 1
+
+    def _take(self, row: _Row) -> bool:
+        for group, pool in enumerate(self._kv.pools):
+            need = row.new[group] + (group in row.cow_groups)
+            if need > pool.num_available - self._need[group]:
+                return False
+        for group, table in enumerate(row.seq.tables):
+            need = row.new[group] + (group in row.cow_groups)
+            self._need[group] += need
+            self._consumed[group] += min(need, row.seq.promised[group])
+            if group in row.cow_groups:
+                key = (group, table.blocks[-1])
+                self._derefs[key] = self._derefs.get(key, 0) + 1
+        self._rows.append(row)
+        return True
+
+    def admit(
+        self, seq: SequenceKV, num_tokens: int, *, hit: PrefixHit | None, demand: Sequence[int]
+    ) -> bool:
+        """Add a sequence that holds nothing yet. ``demand`` is all that it is promised, per group.
+
+        Whole blocks of the hit count against it; nothing promised to others may be taken.
+        """
+        kv = self._kv
+        cached = hit.length if hit else 0
+        whole = cached // kv.block_size
+        end = cached + num_tokens
+        new = [-(-end // kv.block_size) - whole] * len(kv.pools)
+        owed = []
+        for group, pool in enumerate(kv.pools):
+            shared = whole - hit.first_blocks[group] if hit else 0
+            owed.append(max(new[group], demand[group] - shared))
+            promised = kv.promises.totals[group] - self._consumed[group]
+            if owed[group] > pool.num_available - self._need[group] - promised:
+                return False
+        for group in range(len(kv.pools)):
+            self._need[group] += new[group]
+            # Not yet in the totals: held back here until the sequence is in the books.
+            self._consumed[group] -= owed[group] - new[group]
+        self._rows.append(_Row(seq, end, new, [], hit))
+        return True
+
+    # -- all or nothing ----------------------------------------------------------------------
+
+    def seal(self) -> list[BlockCopy] | None:
+        """Allocate everything; the copies to make before the step writes, or None if refused."""
+        taken: list[tuple[_Row, int, list[int]]] = []
+        for row in self._rows:
+            for group, table in enumerate(row.seq.tables):
+                count = row.new[group] + (group in row.cow_groups)
+                blocks = self._kv.pools[group].allocate(table.owner, count) if count else []
+                if blocks is None:
+                    self._undo(taken)
+                    return None
+                taken.append((row, group, blocks))
+        copies: list[BlockCopy] = []
+        for row, group, blocks in taken:
+            copies += self._apply(row, group, blocks)
+        self._settle()
+        return copies
+
+    def _undo(self, taken: list[tuple[_Row, int, list[int]]]) -> None:
+        for row, group, blocks in reversed(taken):
+            self._kv.pools[group].release(row.seq.tables[group].owner, blocks[::-1])
+
+    def _apply(self, row: _Row, group: int, blocks: list[int]) -> list[BlockCopy]:
+        """Put one group's new blocks into the table, behind what is shared or copied."""
+        table = row.seq.tables[group]
+        copies: list[BlockCopy] = []
+        if row.hit is not None:
+            copies = self._share_hit(row.hit, group, table, first_new=blocks[0])
+        elif group in row.cow_groups:
+            private = blocks.pop(0)
+            source = table.replace_tail(private)
+            self._kv.lease_for_step(group, source)
+            self._kv.pools[group].release(table.owner, (source,))
+            fill = row.seq.num_computed % self._kv.block_size
+            copies = [BlockCopy(src=source, dst=private, num_tokens=fill, group=group)]
+            self._kv.num_cow_copies += 1
+        table.blocks.extend(blocks)
+        return copies
+
+    def _share_hit(
+        self, hit: PrefixHit, group: int, table: BlockTable, *, first_new: int
+    ) -> list[BlockCopy]:
+        """Share the hit's whole blocks; its partly used last one is copied to ``first_new``."""
+        kv = self._kv
+        fill = hit.length % kv.block_size
+        shared = list(hit.blocks[group])
+        copies = []
+        if fill:
+            source = shared.pop()
+            kv.lease_for_step(group, source)
+            copies.append(BlockCopy(src=source, dst=first_new, num_tokens=fill, group=group))
+            kv.num_partial_hits += group == 0
+        kv.pools[group].share(table.owner, shared)
+        table.first_block = hit.first_blocks[group]
+        table.blocks = shared
+        return copies
+
+    def _settle(self) -> None:
+        for seq, end in self._quiet:
+            seq.num_reserved = end
+            if seq.cow_due:
+                seq.cow_due = False
+                self._kv.promises.refresh(seq)
+        for row in self._rows:
+            seq = row.seq
+            if row.hit is not None:
+                seq.num_computed = row.hit.length
+                seq.node = row.hit.node
+                seq.num_published = row.hit.length // self._kv.block_size
+                self._kv.unpin(row.hit)
+            seq.num_reserved = row.end
+            seq.cow_due = False
+            self._kv.promises.refresh(seq)
+        self._kv.shed_promises()

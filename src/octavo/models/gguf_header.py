@@ -1,0 +1,106 @@
+"""ModelSpec from the key-value header of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from octavo.backends.program import RopeSpec
+from octavo.errors import ModelFileError
+from octavo.models.rope import default_rope, factored_rope, linear_rope
+from octavo.models.spec import ARCHITECTURES, MAX_CONTEXT, MAX_LAYERS, Header, ModelSpec, checked
+from octavo.weights.tensor import LogicalTensor
+
+# Keys that change the mathematics of the layers; none of them is implemented.
+_REFUSED_KEYS = (
+    "expert_count",
+    "attention.sliding_window",
+    "attention.logit_softcapping",
+    "final_logit_softcapping",
+    "attention.scale",
+    "embedding_scale",
+    "residual_scale",
+    "logit_scale",
+)
+
+
+def spec_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, LogicalTensor]) -> ModelSpec:
+    """Read the spec.
+
+    Raises:
+        ModelFileError: an unknown architecture or rope type, or a missing or senseless key.
+    """
+    header = Header(metadata, "GGUF header")
+    arch = header.text("general.architecture")
+    if arch not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ModelFileError(f"architecture '{arch}' is not supported (supported: {known})")
+    for key in _REFUSED_KEYS:
+        if header.raw(f"{arch}.{key}"):
+            raise ModelFileError(f"GGUF key '{arch}.{key}' is not supported")
+    hidden = header.integer(f"{arch}.embedding_length")
+    heads = header.integer(f"{arch}.attention.head_count")
+    head_dim = header.integer(f"{arch}.attention.key_length", max(hidden // heads, 1))
+    if header.integer(f"{arch}.attention.value_length", head_dim) != head_dim:
+        raise ModelFileError(f"GGUF key '{arch}.attention.value_length' differs from the key's")
+    return checked(
+        ModelSpec(
+            architecture=arch,
+            hidden_size=hidden,
+            intermediate_size=header.integer(f"{arch}.feed_forward_length"),
+            num_layers=header.integer(f"{arch}.block_count", limit=MAX_LAYERS),
+            num_heads=heads,
+            num_kv_heads=header.integer(f"{arch}.attention.head_count_kv", heads),
+            head_dim=head_dim,
+            vocab_size=header.integer(f"{arch}.vocab_size", _embedding_rows(tensors)),
+            context_length=header.integer(f"{arch}.context_length", limit=MAX_CONTEXT),
+            rms_eps=header.number(f"{arch}.attention.layer_norm_rms_epsilon"),
+            rope=_rope(header, arch, head_dim, tensors),
+            qkv_bias=arch == "qwen2" or "blk.0.attn_q.bias" in tensors,
+            output_bias="blk.0.attn_output.bias" in tensors,
+            tied_head="output.weight" not in tensors,
+        )
+    )
+
+
+def _embedding_rows(tensors: Mapping[str, LogicalTensor]) -> int | None:
+    table = tensors.get("token_embd.weight")
+    return table.shape[0] if table is not None else None
+
+
+def _rope(
+    header: Header, arch: str, head_dim: int, tensors: Mapping[str, LogicalTensor]
+) -> RopeSpec:
+    # GGUF permutes the q and k rows of llama so that rotary pairs are neighbours.
+    interleaved = arch == "llama"
+    theta = header.number(f"{arch}.rope.freq_base", 10000.0)
+    rotated = header.integer(f"{arch}.rope.dimension_count", head_dim)
+    if rotated != head_dim:
+        raise ModelFileError(
+            f"GGUF key '{arch}.rope.dimension_count' is {rotated}; only the whole head "
+            f"({head_dim}) is supported"
+        )
+    factor = header.raw(f"{arch}.rope.scale_linear")
+    kind = header.text(f"{arch}.rope.scaling.type", "none" if factor is None else "linear")
+    if kind not in ("none", "linear"):
+        raise ModelFileError(f"rope scaling '{kind}' is not supported (supported: none, linear)")
+    if "rope_freqs.weight" in tensors:
+        if kind == "linear":
+            raise ModelFileError("rope scaling 'linear' together with rope_freqs.weight")
+        return _factored(tensors["rope_freqs.weight"], head_dim, theta, interleaved)
+    if kind == "linear":
+        key = "rope.scaling.factor" if factor is None else "rope.scale_linear"
+        scale = header.number(f"{arch}.{key}")
+        return linear_rope(head_dim, theta, scale, interleaved=interleaved)
+    return default_rope(head_dim, theta, interleaved=interleaved)
+
+
+def _factored(tensor: LogicalTensor, head_dim: int, theta: float, interleaved: bool) -> RopeSpec:
+    factors = tensor.dequantize()
+    if factors.shape != (head_dim // 2,):
+        raise ModelFileError(f"rope_freqs.weight must hold {head_dim // 2} values")
+    if not bool(np.all(np.isfinite(factors) & (factors > 0))):
+        raise ModelFileError("rope_freqs.weight holds a value that is not above 0")
+    return factored_rope(head_dim, theta, factors.tolist(), interleaved=interleaved)

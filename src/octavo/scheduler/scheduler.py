@@ -1,0 +1,333 @@
+"""What runs in the next step: one token budget over running and waiting sequences.
+
+    1. running sequences with one token to compute (decodes), oldest first
+    2. running sequences with more (prompt chunks, recomputation), oldest first, chunked
+    3. waiting sequences, in order, while budget, seats and blocks last
+
+If a running sequence does not get its blocks, the one that would lose least work is preempted
+and the plan starts over; a plan that preempted admits nobody. All arithmetic is done first, then
+every block is taken in one transaction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.config import SchedulerConfig
+from octavo.core.step import BlockCopy, RowPlan, SlotState, StepPlan, TableUpdate
+from octavo.kv import KVCacheManager, PrefixHit, SequenceKV, StepReservation
+from octavo.scheduler.admission import admission_policy
+from octavo.scheduler.sequence import Sequence, Status
+from octavo.scheduler.slots import SlotTable
+from octavo.scheduler.waiting_queue import WaitingQueue
+
+
+@dataclass(slots=True)
+class ScheduledStep:
+    """A plan, and the sequence and number of tokens behind each of its rows."""
+
+    plan: StepPlan
+    rows: list[tuple[Sequence, int]]
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan in the making."""
+
+    reservation: StepReservation
+    budget: int
+    rows: list[tuple[Sequence, int]] = field(default_factory=list)
+    prefilling: list[Sequence] = field(default_factory=list)
+    admitted: list[tuple[Sequence, PrefixHit | None]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """What the scheduler has done since the start."""
+
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    refused_reservations: int = 0
+    twin_waits: int = 0
+
+
+class Scheduler:
+    """Queues, seats, slots and the token budget. Blocks are asked of ``kv``, never reached into."""
+
+    def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
+        self.config = config
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []
+        self.policy = admission_policy(config.policy)
+        self.counters = SchedulerCounters()
+        self.generation = 0
+        self._kv = kv
+        self._slots = SlotTable(config.max_num_seqs)
+
+    # -- membership --------------------------------------------------------------------------
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence."""
+        seq.status = Status.WAITING
+        self.waiting.add(seq)
+
+    def add_fork(self, parent: Sequence, children: list[Sequence]) -> None:
+        """Let branches that share ``parent``'s blocks run beside it.
+
+        They go before the parent: each copies the shared tail when it appends, and the parent,
+        last, writes in place, so the copies that were promised are the copies that are made.
+        """
+        at = self.running.index(parent)
+        for child in children:
+            child.status = Status.RUNNING
+        self.running[at:at] = children
+
+    def finish(self, seq: Sequence) -> None:
+        """Remove a sequence from wherever it is and let go of all it holds. Idempotent."""
+        if seq.status is Status.FINISHED:
+            return
+        if seq.status is Status.WAITING:
+            self.waiting.remove(seq)
+        else:
+            self._stop_running(seq)
+        seq.status = Status.FINISHED
+
+    def preempt(self, seq: Sequence) -> None:
+        """Take a running sequence's blocks; it keeps its tokens and will be recomputed."""
+        seq.num_lost = max(seq.num_lost, seq.num_computed)
+        self._stop_running(seq)
+        seq.preempted = True
+        self.add(seq)
+        self.counters.preemptions += 1
+
+    def _stop_running(self, seq: Sequence) -> None:
+        self.running.remove(seq)
+        self._slots.give_back(seq)
+        assert seq.kv is not None
+        self._kv.release(seq.kv)
+        seq.kv = None
+
+    def resync(self) -> None:
+        """Start a new generation: the runner's slots are void and all are sent again."""
+        self.generation += 1
+        self._slots.reset()
+        for seq in self.running:
+            seq.slot = -1
+            assert seq.kv is not None
+            for table in seq.kv.tables:
+                table.num_synced = 0
+
+    # -- the plan ----------------------------------------------------------------------------
+
+    def plan(self, step_id: int) -> ScheduledStep | None:
+        """The next step with every block reserved, or None if nothing can run now."""
+        draft = self._draft()
+        if not draft.rows:
+            return None
+        copies = draft.reservation.seal()
+        if copies is None:
+            self.counters.refused_reservations += 1
+            self._withdraw(draft)
+            return None
+        self._enter(draft)
+        return self._build(step_id, draft.rows, copies)
+
+    def _draft(self) -> _Draft:
+        may_admit = True
+        while True:
+            draft = _Draft(self._kv.begin(), self.config.max_num_batched_tokens)
+            if self._grow_running(draft):
+                break
+            may_admit = False
+        if may_admit and self.waiting and draft.budget:
+            self._admit_waiting(draft)
+        return draft
+
+    def _grow_running(self, draft: _Draft) -> bool:
+        """Add rows for running sequences; False if one was preempted, so that we start over."""
+        for seq in self.running:
+            kv = seq.kv
+            assert kv is not None
+            if len(seq.token_ids) - kv.num_computed > 1:
+                draft.prefilling.append(seq)
+            elif draft.budget:
+                if draft.reservation.grow(kv, 1):
+                    draft.rows.append((seq, 1))
+                    draft.budget -= 1
+                elif self._preempt_one():
+                    return False
+        return all(self._grow_chunk(draft, seq) for seq in draft.prefilling)
+
+    def _grow_chunk(self, draft: _Draft, seq: Sequence) -> bool:
+        """Add as much of ``seq`` as budget and blocks allow; False if one was preempted."""
+        kv = seq.kv
+        assert kv is not None
+        wanted = count = min(len(seq.token_ids) - kv.num_computed, draft.budget)
+        while count and not draft.reservation.grow(kv, count):
+            count //= 2
+        if count:
+            draft.rows.append((seq, count))
+            draft.budget -= count
+        return count > 0 or wanted == 0 or not self._preempt_one()
+
+    def _preempt_one(self) -> bool:
+        """Preempt whoever loses least work, the youngest of equals, but never the last runner."""
+        if len(self.running) < 2:
+            return False
+        victim = min(reversed(self.running), key=_work)
+        self.preempt(victim)
+        return True
+
+    # -- admission ---------------------------------------------------------------------------
+
+    def _admit_waiting(self, draft: _Draft) -> None:
+        seats = self.config.max_num_seqs - sum(seq.num_seats for seq in self.running)
+        passed = 0
+        for seq in self.waiting:
+            if seq.num_seats > seats or not draft.budget or passed > self.config.max_num_seqs:
+                return
+            hit = self._kv.lookup(seq.state.digest, seq.token_ids)
+            if self._twin_is_computing(draft, seq, hit.length if hit else 0):
+                self.counters.twin_waits += 1
+                passed += 1
+                if hit is not None:
+                    self._kv.unpin(hit)
+                continue
+            if not self._admit(draft, seq, hit):
+                return
+            seats -= seq.num_seats
+
+    def _twin_is_computing(self, draft: _Draft, seq: Sequence, num_cached: int) -> bool:
+        """Whether the next block of ``seq`` is being computed by a running sequence now.
+
+        Waiting for its commit computes the shared part once.
+        """
+        size = self._kv.block_size
+        end = (num_cached // size + 1) * size
+        if end > len(seq.token_ids):
+            return False
+        return any(
+            twin.state.digest == seq.state.digest
+            and twin.kv is not None
+            and twin.kv.publishing
+            and twin.kv.num_computed < end <= len(twin.token_ids)
+            and twin.token_ids[:end] == seq.token_ids[:end]
+            for twin in draft.prefilling
+        )
+
+    def _admit(self, draft: _Draft, seq: Sequence, hit: PrefixHit | None) -> bool:
+        """Reserve a chunk and promise growth, or leave ``seq`` waiting."""
+        kv = self._kv.new_sequence(seq.state.digest)
+        demand = self._kv.promises.demand(*self._promise(seq))
+        while True:
+            num_cached = hit.length if hit else 0
+            count = min(len(seq.token_ids) - num_cached, draft.budget)
+            if draft.reservation.admit(kv, count, hit=hit, demand=demand):
+                break
+            if hit is None or hit.length % self._kv.block_size == 0:
+                if hit is not None:
+                    self._kv.unpin(hit)
+                self._kv.release(kv)
+                return False
+            # The block that a partial hit copies from costs one more block: do without it.
+            hit = self._kv.shorten(hit, seq.state.digest, seq.token_ids)
+        seq.kv = kv
+        draft.rows.append((seq, count))
+        draft.budget -= count
+        draft.admitted.append((seq, hit))
+        draft.prefilling.append(seq)
+        return True
+
+    def _promise(self, seq: Sequence) -> tuple[int, int, int]:
+        """(target tokens, spare branches, fork position) that the policy promises ``seq``.
+
+        The last token's KV is never written, hence "- 1".
+        """
+        output = self.policy.output_tokens(seq.state.max_output)
+        target = max(len(seq.token_ids), seq.num_prompt + output - 1)
+        spare = seq.num_spare if self.policy.promises_branches and output > 1 else 0
+        return target, spare, seq.num_prompt
+
+    def _withdraw(self, draft: _Draft) -> None:
+        """The reservation was refused: whoever was to be admitted keeps waiting."""
+        for seq, hit in draft.admitted:
+            if hit is not None:
+                self._kv.unpin(hit)
+            assert seq.kv is not None
+            self._kv.release(seq.kv)
+            seq.kv = None
+
+    def _enter(self, draft: _Draft) -> None:
+        """Move admitted sequences from the queue to the running."""
+        for seq, hit in draft.admitted:
+            self.waiting.remove(seq)
+            seq.status = Status.RUNNING
+            self.running.append(seq)
+            num_cached = hit.length if hit else 0
+            kv = _kv_of(seq)
+            target, spare, fork_at = self._promise(seq)
+            self._kv.promise(kv, target, branches=1 + spare, fork_at=fork_at)
+            if seq.preempted:
+                self.counters.recomputed_tokens += max(0, seq.num_lost - num_cached)
+            else:
+                seq.state.num_cached_tokens = max(seq.state.num_cached_tokens, num_cached)
+                self._kv.num_query_tokens += len(seq.token_ids)
+                self._kv.num_hit_tokens += num_cached
+        self._kv.shed_promises()
+
+    # -- from rows to a plan -----------------------------------------------------------------
+
+    def _build(
+        self, step_id: int, rows: list[tuple[Sequence, int]], copies: list[BlockCopy]
+    ) -> ScheduledStep:
+        new_slots: list[SlotState] = []
+        row_plans: list[RowPlan] = []
+        for seq, count in rows:
+            kv = _kv_of(seq)
+            if seq.slot < 0:
+                self._slots.take(seq)
+                new_slots.append(seq.slot_state())
+            start = kv.num_computed
+            end = start + count
+            row_plans.append(
+                RowPlan(
+                    slot=seq.slot,
+                    start=start,
+                    token_ids=tuple(seq.token_ids[start:end]),
+                    tables=self._table_updates(kv),
+                    num_samples=1 + seq.num_spare if end == len(seq.token_ids) else 0,
+                )
+            )
+        plan = StepPlan(
+            step_id=step_id,
+            generation=self.generation,
+            rows=tuple(row_plans),
+            new_slots=tuple(new_slots),
+            freed_slots=self._slots.take_freed(),
+            copies=tuple(copies),
+        )
+        return ScheduledStep(plan, rows)
+
+    def _table_updates(self, kv: SequenceKV) -> tuple[TableUpdate, ...]:
+        size = self._kv.block_size
+        updates = [
+            update
+            for group, table in enumerate(kv.tables)
+            if table.num_synced != len(table.blocks)
+            and (update := table.take_update(group, size)) is not None
+        ]
+        return tuple(updates)
+
+    @property
+    def num_slots_taken(self) -> int:
+        """Row slots in use (0 when idle)."""
+        return self._slots.num_taken
+
+
+def _work(seq: Sequence) -> int:
+    return seq.num_computed
+
+
+def _kv_of(seq: Sequence) -> SequenceKV:
+    assert seq.kv is not None, "a running sequence has KV"
+    return seq.kv

@@ -1,0 +1,128 @@
+"""A request in the engine and its branches.
+
+There is no prefill phase and no decode phase: a sequence's computed tokens chase its tokens.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from octavo.core.request import Request
+from octavo.core.step import SlotState
+from octavo.kv import SequenceKV
+
+
+class Status(IntEnum):
+    """Where a sequence is. One state at a time (I7)."""
+
+    WAITING = 0
+    RUNNING = 1
+    FINISHED = 2
+
+
+class RequestState:
+    """A request with one owner epoch, its live branches and what ends them.
+
+    ``stop_ids`` end a branch, but not among its first ``min_tokens`` tokens. ``max_output``
+    is the most tokens a branch may have. ``order`` is the arrival number.
+    """
+
+    __slots__ = (
+        "branches",
+        "digest",
+        "epoch",
+        "max_output",
+        "num_cached_tokens",
+        "order",
+        "request",
+        "stop_ids",
+    )
+
+    def __init__(
+        self, request: Request, *, epoch: int, order: int, max_output: int, digest: bytes
+    ) -> None:
+        sampling = request.sampling
+        eos = () if sampling.ignore_eos else request.eos_token_ids
+        self.request = request
+        self.epoch = epoch
+        self.order = order
+        self.max_output = max_output
+        self.digest = digest
+        self.stop_ids = frozenset((*eos, *sampling.stop_token_ids))
+        self.branches: dict[int, Sequence] = {}
+        self.num_cached_tokens = 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.request.prompt_token_ids)
+
+
+class Sequence:
+    """One branch: its token ids (prompt first), its KV and its row slot (-1: none).
+
+    ``num_spare`` branches after this one are forked from it at its first token. ``num_lost``
+    tokens were computed once already, before a preemption.
+    """
+
+    __slots__ = (
+        "branch",
+        "kv",
+        "num_lost",
+        "num_prompt",
+        "num_spare",
+        "preempted",
+        "slot",
+        "state",
+        "status",
+        "token_ids",
+    )
+
+    def __init__(
+        self, state: RequestState, branch: int, token_ids: list[int], *, num_spare: int = 0
+    ) -> None:
+        self.state = state
+        self.branch = branch
+        self.token_ids = token_ids
+        self.num_prompt = state.num_prompt_tokens
+        self.num_spare = num_spare
+        self.num_lost = 0
+        self.preempted = False
+        self.kv: SequenceKV | None = None
+        self.slot = -1
+        self.status = Status.WAITING
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Place in the queue: priority (lower first), arrival, branch."""
+        return (self.state.request.priority, self.state.order, self.branch)
+
+    @property
+    def num_output(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens whose KV is in the cache."""
+        return self.kv.num_computed if self.kv is not None else 0
+
+    @property
+    def num_seats(self) -> int:
+        """Places in the batch that it will need, with the branches it still has to fork."""
+        return 1 + self.num_spare
+
+    def slot_state(self) -> SlotState:
+        """What the runner keeps for its row slot."""
+        sampling = self.state.request.sampling
+        banned = tuple(sorted(self.state.stop_ids)) if sampling.min_tokens else ()
+        return SlotState(
+            slot=self.slot,
+            branch=self.branch,
+            seed=sampling.seed or 0,
+            sampling=sampling,
+            num_prompt_tokens=self.num_prompt,
+            token_ids=tuple(self.token_ids),
+            banned_token_ids=banned,
+            banned_until=sampling.min_tokens,
+        )

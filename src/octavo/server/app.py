@@ -1,0 +1,177 @@
+"""The routes. Handlers are plain coroutines over ASGI; the edge wraps them all."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo import __version__
+from octavo.errors import InvalidRequestError
+from octavo.server.chat import chat_completions
+from octavo.server.completions import completions
+from octavo.server.edge import Edge, RejectedError
+from octavo.server.json_body import parse_json_object
+from octavo.server.metrics import CONTENT_TYPE
+from octavo.server.prompts import read_messages
+from octavo.server.replies import Exchange, send_bytes, send_json
+from octavo.server.state import ServerState
+from octavo.server.typed_body import TypedBody, shown_name
+
+Handler = Callable[[ServerState, Exchange], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A handler as an ASGI application. ``public`` ones need no key."""
+
+    state: ServerState
+    method: str
+    handler: Handler
+    public: bool = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Key, method, then the handler."""
+        if not self.public:
+            self.state.api_keys.check(scope["headers"])
+        if scope["method"] != self.method and (scope["method"], self.method) != ("HEAD", "GET"):
+            raise RejectedError(405, f"this path takes {self.method}", code="method_not_allowed")
+        await self.handler(self.state, Exchange(scope, receive, send))
+
+
+def build_app(state: ServerState, *, allowed_hosts: Iterable[str] = ()) -> ASGIApp:
+    """The whole application."""
+
+    def get(path: str, handler: Handler, *, public: bool = False) -> Route:
+        return Route(path, Endpoint(state, "GET", handler, public))
+
+    def post(path: str, handler: Handler) -> Route:
+        return Route(path, Endpoint(state, "POST", handler))
+
+    router = Router(
+        routes=[
+            post("/v1/chat/completions", chat_completions),
+            post("/v1/completions", completions),
+            get("/v1/models", _models),
+            get("/v1/models/{name:path}", _model),
+            post("/tokenize", _tokenize),
+            post("/detokenize", _detokenize),
+            get("/health", _health, public=True),
+            get("/ready", _ready, public=True),
+            get("/version", _version),
+            get("/metrics", _metrics),
+            get("/debug/kv", _debug_kv),
+            get("/debug/requests", _debug_requests),
+        ],
+        redirect_slashes=False,
+        default=_not_found,
+    )
+    return Edge(router, allowed_hosts=allowed_hosts)
+
+
+async def _not_found(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    raise RejectedError(404, "no such path", code="not_found")
+
+
+def _model_object(state: ServerState, name: str) -> dict[str, object]:
+    welcome = state.client.welcome
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "octavo",
+        "root": state.model_names[0],
+        "max_model_len": welcome.max_model_len if welcome is not None else None,
+        "generation_config": state.generation_config,
+    }
+
+
+async def _models(state: ServerState, http: Exchange) -> None:
+    data = [_model_object(state, name) for name in state.model_names]
+    await send_json(http.send, {"object": "list", "data": data})
+
+
+async def _model(state: ServerState, http: Exchange) -> None:
+    name = state.check_model(http.scope["path_params"]["name"])
+    await send_json(http.send, _model_object(state, name))
+
+
+_TOKENIZE_FIELDS = frozenset({"model", "prompt", "messages", "add_special_tokens"})
+_DETOKENIZE_FIELDS = frozenset({"model", "tokens"})
+
+
+async def _read(state: ServerState, http: Exchange, fields: frozenset[str]) -> TypedBody:
+    """A small JSON body with no other field than ``fields``."""
+    body = await state.bodies.read(http.headers, http.receive)
+    values = await state.text_thread.run(len(body), lambda: parse_json_object(body))
+    for name in values:
+        if name not in fields:
+            shown = shown_name(name)
+            raise InvalidRequestError(f'unknown field "{shown}"', param=shown)
+    typed = TypedBody(values)
+    state.check_model(typed.string("model"))
+    return typed
+
+
+async def _tokenize(state: ServerState, http: Exchange) -> None:
+    body = await _read(state, http, _TOKENIZE_FIELDS)
+    prompt = body.string("prompt")
+    if (prompt is None) == (body.raw("messages") is None):
+        raise InvalidRequestError("send either prompt or messages", param="prompt")
+    special = body.boolean_or("add_special_tokens", True)
+
+    def work() -> list[int]:
+        if prompt is None:
+            return state.template().encode(read_messages(body))
+        return state.tokenizer.encode(prompt, add_special_tokens=special)
+
+    tokens = await state.text_thread.run(len(prompt or "") or 1 << 20, work)
+    welcome = state.client.welcome
+    limit = welcome.max_model_len if welcome is not None else None
+    await send_json(http.send, {"tokens": tokens, "count": len(tokens), "max_model_len": limit})
+
+
+async def _detokenize(state: ServerState, http: Exchange) -> None:
+    body = await _read(state, http, _DETOKENIZE_FIELDS)
+    tokens = body.integers("tokens")
+    limit = state.tokenizer.vocab_size
+    if tokens and (min(tokens) < 0 or max(tokens) >= limit):
+        raise InvalidRequestError(f"token ids must be between 0 and {limit - 1}", param="tokens")
+    text = await state.text_thread.run(
+        len(tokens), lambda: state.tokenizer.decode(tokens, skip_special_tokens=False)
+    )
+    await send_json(http.send, {"prompt": text})
+
+
+async def _health(state: ServerState, http: Exchange) -> None:
+    await send_json(http.send, {"status": "alive"})
+
+
+async def _ready(state: ServerState, http: Exchange) -> None:
+    if state.draining:
+        await send_json(http.send, {"status": "draining"}, status=503, headers=_RETRY)
+    elif not state.client.ready:
+        await send_json(http.send, {"status": "not ready"}, status=503, headers=_RETRY)
+    else:
+        await send_json(http.send, {"status": "ready"})
+
+
+_RETRY = ((b"retry-after", b"2"),)
+
+
+async def _version(state: ServerState, http: Exchange) -> None:
+    await send_json(http.send, {"version": __version__})
+
+
+async def _metrics(state: ServerState, http: Exchange) -> None:
+    await send_bytes(http.send, state.metrics.render(), content_type=CONTENT_TYPE)
+
+
+async def _debug_kv(state: ServerState, http: Exchange) -> None:
+    await send_json(http.send, await state.client.control("kv"))
+
+
+async def _debug_requests(state: ServerState, http: Exchange) -> None:
+    await send_json(http.send, await state.client.control("requests"))

@@ -1,0 +1,203 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from octavo.core.request import FinishReason, Request, TokenLogprobs
+from octavo.core.sampling_params import MAX_N, SamplingParams
+from octavo.errors import InvalidRequestError
+from octavo.server.chat import read_stream_options
+from octavo.server.fields import Endpoint, check_fields
+from octavo.server.generation import Choice, Generation, collect, flat
+from octavo.server.json_body import parse_json_object
+from octavo.server.prompts import read_prompts
+from octavo.server.rendering import CompletionLogprobs, finish_text, usage_object
+from octavo.server.replies import Exchange, header_map, send_json
+from octavo.server.sampling_fields import (
+    COMPLETIONS_MAX_TOKENS,
+    fit_max_tokens,
+    sampling_from_body,
+)
+from octavo.server.sse import event, send_events
+from octavo.server.state import ServerState
+from octavo.server.typed_body import TypedBody
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionCall:
+    """A validated completions request: one engine request per prompt."""
+
+    requests: Sequence[Request]
+    prompt_texts: Sequence[str]
+    model: str
+    stream: bool
+    include_usage: bool
+    echo: bool
+    ignored: Sequence[str]
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The parameters, which all prompts share but for ``max_tokens``."""
+        return self.requests[0].sampling
+
+
+async def completions(state: ServerState, http: Exchange) -> None:
+    """Continue one or more prompts, streamed or not."""
+    call = await _read(state, http)
+    writer = _Writer(state, call)
+    headers = list(header_map(call.ignored).items())
+    with Generation(state, call.requests, http.receive) as generation:
+        if call.stream:
+            await send_events(http.send, writer.events(generation), headers=headers)
+            return
+        choices = await collect(generation, num_prompts=len(call.requests), n=call.sampling.n)
+        if not generation.disconnected:
+            await send_json(http.send, writer.response(generation, choices), headers=headers)
+
+
+async def _read(state: ServerState, http: Exchange) -> CompletionCall:
+    """Body and parsed values live no longer than this."""
+    state.check_accepting()
+    body = await state.bodies.read(http.headers, http.receive)
+    return await state.text_thread.run(
+        len(body), lambda: parse_completion(state, parse_json_object(body))
+    )
+
+
+def parse_completion(state: ServerState, values: dict[str, object]) -> CompletionCall:
+    """Every check of a completions request, in order, ending with token ids.
+
+    Raises:
+        OctavoError: naming the field.
+    """
+    ignored = check_fields(values, Endpoint.COMPLETIONS)
+    body = TypedBody(values)
+    model = state.check_model(body.string("model"))
+    stream, include_usage = read_stream_options(body)
+    echo = body.boolean("echo")
+    vocab_size = state.tokenizer.vocab_size
+    sampling = sampling_from_body(
+        body, Endpoint.COMPLETIONS, defaults=state.defaults, vocab_size=vocab_size
+    )
+    if echo and sampling.logprobs is not None:
+        raise InvalidRequestError(
+            "echo with logprobs is refused: logprobs of the prompt are not supported", param="echo"
+        )
+    prompts = read_prompts(body, vocab_size=vocab_size)
+    if len(prompts) * sampling.n > MAX_N:
+        raise InvalidRequestError(
+            f"{len(prompts)} prompts with n = {sampling.n} make {len(prompts) * sampling.n} "
+            f"choices; the limit is {MAX_N}",
+            param="n",
+        )
+    requests = [_request(state, prompt, sampling) for prompt in prompts]
+    return CompletionCall(
+        requests=requests,
+        prompt_texts=[_text(state, prompt) if echo else "" for prompt in prompts],
+        model=model,
+        stream=stream,
+        include_usage=include_usage,
+        echo=echo,
+        ignored=ignored,
+    )
+
+
+def _request(state: ServerState, prompt: str | list[int], sampling: SamplingParams) -> Request:
+    token_ids = state.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    sampling = fit_max_tokens(
+        sampling,
+        num_prompt_tokens=len(token_ids),
+        limits=state.token_limits(),
+        default=max(COMPLETIONS_MAX_TOKENS, sampling.min_tokens),
+    )
+    return Request(
+        request_id="",
+        prompt_token_ids=tuple(token_ids),
+        sampling=sampling,
+        eos_token_ids=state.eos_token_ids,
+    )
+
+
+def _text(state: ServerState, prompt: str | list[int]) -> str:
+    return prompt if isinstance(prompt, str) else state.tokenizer.decode(prompt)
+
+
+class _Writer:
+    """Renders one completions request's response."""
+
+    def __init__(self, state: ServerState, call: CompletionCall) -> None:
+        self._call = call
+        self._base: dict[str, object] = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": call.model,
+        }
+        self._n = call.sampling.n
+        top = call.sampling.logprobs
+        count = len(call.requests) * self._n
+        self._logprobs = (
+            None
+            if top is None
+            else [CompletionLogprobs(state.tokenizer, top=top) for _ in range(count)]
+        )
+
+    def response(self, generation: Generation, choices: Sequence[Choice]) -> dict[str, object]:
+        """The object of a request that is not streamed."""
+        rendered = [
+            self._choice(
+                index,
+                self._prompt_text(index) + "".join(choice.text),
+                logprobs=choice.logprobs,
+                finish=choice.finish_reason,
+            )
+            for index, choice in enumerate(choices)
+        ]
+        return {**self._base, "choices": rendered, "usage": usage_object(generation.usage)}
+
+    def _prompt_text(self, index: int) -> str:
+        return self._call.prompt_texts[index // self._n]
+
+    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
+        """Chunks: the echoed prompt first, one finish per choice, usage last where asked for."""
+        started: set[int] = set()
+        async for prompt_index, output in generation.outputs():
+            for index, delta in flat(prompt_index, output, self._n):
+                text = delta.text
+                if index not in started:
+                    started.add(index)
+                    text = self._prompt_text(index) + text
+                if text or delta.logprobs or delta.finish_reason is not None:
+                    choice = self._choice(
+                        index, text, logprobs=delta.logprobs, finish=delta.finish_reason
+                    )
+                    yield self._chunk([choice])
+        if self._call.include_usage and not generation.disconnected:
+            usage = usage_object(generation.usage)
+            yield event({**self._base, "choices": [], "usage": usage})
+
+    def _choice(
+        self,
+        index: int,
+        text: str,
+        *,
+        logprobs: Sequence[TokenLogprobs],
+        finish: FinishReason | None,
+    ) -> dict[str, object]:
+        rendered = None if self._logprobs is None else self._logprobs[index].render(logprobs)
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": rendered,
+            "finish_reason": finish_text(finish),
+        }
+
+    def _chunk(self, choices: list[dict[str, object]]) -> bytes:
+        chunk = {**self._base, "choices": choices}
+        if self._call.include_usage:
+            chunk["usage"] = None
+        return event(chunk)

@@ -1,0 +1,218 @@
+"""The edge: what is decided about a request before any of its content is looked at.
+
+Outermost first: request id → Host allow-list → API key (on the routed path) → content type and
+encoding → size. Pure ASGI, so that a disconnect reaches the handler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import logging
+import re
+import uuid
+from collections.abc import Iterable, Sequence
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.errors import OctavoError, OverloadedError, UnavailableError
+from octavo.server.replies import error_body, header, send_error, send_json
+
+MAX_BODY_BYTES = 2 << 20
+MAX_BODIES_BYTES = 16 << 20
+LOOPBACK_NAMES = frozenset({"localhost"})
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+logger = logging.getLogger(__name__)
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class RejectedError(OctavoError):
+    """Refused at the edge with a status of its own; the rest of the body is not read."""
+
+    error_type = "invalid_request_error"
+
+    def __init__(self, status: int, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.http_status = status
+        self.code = code
+
+
+# Raised while the body may still be on its way: what follows is not read.
+_BEFORE_THE_BODY = (RejectedError, OverloadedError, UnavailableError)
+
+
+class DisconnectedError(Exception):
+    """The client went away while its body was being read."""
+
+
+class Edge:
+    """Wraps the router: request id, Host, and errors in the API's shape."""
+
+    def __init__(self, app: ASGIApp, *, allowed_hosts: Iterable[str]) -> None:
+        self._app = app
+        self._allowed = LOOPBACK_NAMES | {host.lower() for host in allowed_hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI entry."""
+        if scope["type"] != "http":
+            return
+        headers: Headers = scope["headers"]
+        request_id = _request_id(headers)
+        scope["octavo.request_id"] = request_id
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                named = [*message["headers"], (b"x-request-id", request_id.encode())]
+                message = {**message, "headers": named}
+            await send(message)
+
+        try:
+            self._check_host(headers)
+            await self._app(scope, receive, send_with_id)
+        except OctavoError as error:
+            if started:
+                raise
+            await send_error(send_with_id, error, close=isinstance(error, _BEFORE_THE_BODY))
+        except DisconnectedError:
+            return
+        except Exception:
+            logger.exception("request %s failed", request_id)
+            if started:
+                raise
+            body = error_body("internal error; see the server's log", error_type="server_error")
+            await send_json(send_with_id, body, status=500)
+
+    def _check_host(self, headers: Headers) -> None:
+        hosts = [value for name, value in headers if name == b"host"]
+        if len(hosts) != 1:
+            raise RejectedError(400, "exactly one Host header is required")
+        name = _host_name(hosts[0].decode("latin-1"))
+        if name not in self._allowed and not _is_address(name):
+            raise RejectedError(403, "this Host is not allowed; start with --allowed-host HOST")
+
+
+def _request_id(headers: Headers) -> str:
+    """The client's own id when it is harmless, else a new one."""
+    given = header(headers, b"x-request-id")
+    if given is not None and _REQUEST_ID.fullmatch(given):
+        return given.decode()
+    return f"req_{uuid.uuid4().hex}"
+
+
+def _host_name(host: str) -> str:
+    """Without the port, lower case."""
+    if host.startswith("["):
+        return host.partition("]")[0].lstrip("[").lower()
+    return host.partition(":")[0].lower()
+
+
+def _is_address(name: str) -> bool:
+    """An address cannot be rebound to another, as a name can."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class ApiKeys:
+    """The accepted keys, as digests; an empty set admits everybody."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def check(self, headers: Headers) -> None:
+        """Constant time in the keys.
+
+        Raises:
+            RejectedError: 401, no key or a wrong one.
+        """
+        if not self._digests:
+            return
+        given = header(headers, b"authorization") or b""
+        scheme, _, key = given.partition(b" ")
+        digest = _digest(key.strip())
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        if scheme.lower() != b"bearer" or not any(matches):
+            raise RejectedError(
+                401, "a valid API key is required: Authorization: Bearer KEY",
+                code="invalid_api_key",
+            )  # fmt: skip
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+class BodyReader:
+    """Reads bodies under a cap each and a cap over all connections together."""
+
+    def __init__(
+        self, *, max_bytes: int = MAX_BODY_BYTES, max_total_bytes: int = MAX_BODIES_BYTES
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._max_total_bytes = max_total_bytes
+        self._held = 0
+
+    async def read(self, headers: Headers, receive: Receive) -> bytes:
+        """The whole body of a JSON request.
+
+        Raises:
+            RejectedError: 413 too large, 415 not plain JSON.
+            OverloadedError: too many bodies are being read.
+            DisconnectedError: the client went away.
+        """
+        _check_content(headers)
+        declared = _declared_length(headers)
+        if declared is not None and declared > self._max_bytes:
+            raise self._too_large()
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise DisconnectedError
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                self._held += len(chunk)
+                if size > self._max_bytes:
+                    raise self._too_large()
+                if self._held > self._max_total_bytes:
+                    raise OverloadedError("too many large requests are being read; retry later")
+                chunks.append(chunk)
+                if not message.get("more_body", False):
+                    return b"".join(chunks)
+        finally:
+            self._held -= size
+
+    def _too_large(self) -> RejectedError:
+        return RejectedError(413, f"the body is too large; the limit is {self._max_bytes} bytes")
+
+
+def _check_content(headers: Headers) -> None:
+    encoding = header(headers, b"content-encoding")
+    if encoding is not None and encoding.strip().lower() != b"identity":
+        raise RejectedError(415, "compressed bodies are not accepted; send plain JSON")
+    content_type = header(headers, b"content-type") or b""
+    if content_type.partition(b";")[0].strip().lower() != b"application/json":
+        raise RejectedError(415, "the content type must be application/json")
+
+
+def _declared_length(headers: Headers) -> int | None:
+    text = header(headers, b"content-length")
+    if text is None:
+        return None
+    if not text.isdigit() or len(text) > 20:
+        raise RejectedError(400, "the Content-Length is not a number")
+    return int(text)

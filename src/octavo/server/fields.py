@@ -1,0 +1,166 @@
+"""The one table of request fields: honoured, refused by name, or accepted and ignored.
+
+Nothing is silently ignored: a field that is not in the table is refused, a refused field is
+refused unless it carries a value that asks for nothing (``null``, or one listed as neutral), and an
+ignored one is on a closed list of fields that cannot change the text; the response names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from octavo.errors import InvalidRequestError
+from octavo.server.typed_body import shown_name
+
+
+class Endpoint(StrEnum):
+    """The endpoints that share the table."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+
+class Treatment(StrEnum):
+    """What happens to a field."""
+
+    HONOURED = "honoured"
+    REFUSED = "refused"
+    IGNORED = "ignored"
+
+
+BOTH = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
+CHAT = frozenset({Endpoint.CHAT})
+COMPLETIONS = frozenset({Endpoint.COMPLETIONS})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One row. ``note`` says what it means, or why it is refused and what to do instead."""
+
+    name: str
+    treatment: Treatment
+    note: str
+    endpoints: frozenset[Endpoint] = BOTH
+    neutral: tuple[object, ...] = ()
+
+
+def _honoured(name: str, note: str, endpoints: frozenset[Endpoint] = BOTH) -> Field:
+    return Field(name=name, treatment=Treatment.HONOURED, note=note, endpoints=endpoints)
+
+
+def _refused(
+    name: str, note: str, endpoints: frozenset[Endpoint] = BOTH, *, neutral: tuple[object, ...] = ()
+) -> Field:
+    return Field(
+        name=name, treatment=Treatment.REFUSED, note=note, endpoints=endpoints, neutral=neutral
+    )
+
+
+def _ignored(name: str, note: str, endpoints: frozenset[Endpoint] = BOTH) -> Field:
+    return Field(name=name, treatment=Treatment.IGNORED, note=note, endpoints=endpoints)
+
+
+_STRUCTURED = "structured output is not supported"
+_TOOLS = "tools are not supported"
+_BEAM = "beam search is not supported"
+
+FIELDS = (
+    _honoured("model", "a served name; absent means the served model"),
+    _honoured("messages", "roles system, developer, user, assistant; text content", CHAT),
+    _honoured("prompt", "text, list of texts, token ids, or list of token ids", COMPLETIONS),
+    _honoured("max_tokens", "limit on generated tokens, 1 or more"),
+    _honoured("max_completion_tokens", "the newer name of max_tokens", CHAT),
+    _honoured("temperature", "0 (greedy) to 100"),
+    _honoured("top_p", "over 0, up to 1"),
+    _honoured("top_k", "0 or -1 is off"),
+    _honoured("min_p", "0 to 1"),
+    _honoured("n", "choices per prompt; the prompt is computed once"),
+    _honoured("stop", "a string or a list of strings"),
+    _honoured("stop_token_ids", "token ids that end a choice"),
+    _honoured("include_stop_str_in_output", "keep the stop string in the text"),
+    _honoured("skip_special_tokens", "false shows control tokens in the text"),
+    _honoured("seed", "64-bit integer; the same seed gives the same text"),
+    _honoured("presence_penalty", "-2 to 2"),
+    _honoured("frequency_penalty", "-2 to 2"),
+    _honoured("repetition_penalty", "over 0, up to 10"),
+    _honoured("logit_bias", "object of token id to bias, -100 to 100"),
+    _honoured("min_tokens", "no end-of-text before this many tokens"),
+    _honoured("ignore_eos", "go on past end-of-text"),
+    _honoured("logprobs", "chat: true or false; completions: number of alternatives"),
+    _honoured("top_logprobs", "alternatives per token; needs logprobs", CHAT),
+    _honoured("echo", "put the prompt before the text (not with logprobs)", COMPLETIONS),
+    _honoured("stream", "server-sent events"),
+    _honoured("stream_options", "include_usage"),
+    _refused("response_format", f"{_STRUCTURED}; use type text", CHAT, neutral=({"type": "text"},)),
+    _refused("tools", _TOOLS, CHAT, neutral=([],)),
+    _refused("tool_choice", _TOOLS, CHAT, neutral=("none",)),
+    _refused("functions", _TOOLS, CHAT, neutral=([],)),
+    _refused("function_call", _TOOLS, CHAT, neutral=("none",)),
+    _refused("modalities", "only text is supported", CHAT, neutral=(["text"],)),
+    _refused("audio", "only text is supported", CHAT),
+    _refused("prediction", "predicted outputs are not supported", CHAT),
+    _refused("reasoning_effort", "reasoning control is not supported", CHAT),
+    _refused("verbosity", "verbosity control is not supported", CHAT),
+    _refused("web_search_options", "web search is not supported", CHAT),
+    _refused("chat_template", "templates in requests are not supported", CHAT),
+    _refused("chat_template_kwargs", "template arguments are not supported", CHAT, neutral=({},)),
+    _refused("add_generation_prompt", "always true here", CHAT, neutral=(True,)),
+    _refused("continue_final_message", "not supported", CHAT, neutral=(False,)),
+    _refused("suffix", "infilling is not supported", COMPLETIONS, neutral=("",)),
+    _refused("best_of", "use n and choose among the choices", COMPLETIONS, neutral=(1,)),
+    _refused("use_beam_search", _BEAM, neutral=(False,)),
+    _refused("length_penalty", _BEAM, neutral=(1, 1.0)),
+    _refused("early_stopping", _BEAM, neutral=(False,)),
+    _refused("prompt_logprobs", "logprobs of the prompt are not supported"),
+    _refused("truncate_prompt_tokens", "shorten the prompt before sending it"),
+    _refused("allowed_token_ids", "use logit_bias"),
+    _refused("bad_words", "use logit_bias", neutral=([],)),
+    _refused("structured_outputs", _STRUCTURED),
+    _refused("guided_json", f"replaced by structured_outputs; {_STRUCTURED} yet"),
+    _refused("guided_regex", f"replaced by structured_outputs; {_STRUCTURED} yet"),
+    _refused("guided_choice", f"replaced by structured_outputs; {_STRUCTURED} yet"),
+    _refused("guided_grammar", f"replaced by structured_outputs; {_STRUCTURED} yet"),
+    _refused("priority", "priorities are not supported", neutral=(0,)),
+    _refused("cache_salt", "cache salts are not supported"),
+    _refused("return_token_ids", "token ids are not returned; see /tokenize", neutral=(False,)),
+    _refused("store", "nothing is stored", CHAT, neutral=(False,)),
+    _ignored("user", "names the end user"),
+    _ignored("metadata", "free-form labels"),
+    _ignored("safety_identifier", "names the end user", CHAT),
+    _ignored("prompt_cache_key", "a routing hint; prefixes are found without it", CHAT),
+    _ignored("service_tier", "there is one tier", CHAT),
+    _ignored("parallel_tool_calls", "means nothing without tools", CHAT),
+)
+
+_BY_ENDPOINT = {
+    endpoint: {field.name: field for field in FIELDS if endpoint in field.endpoints}
+    for endpoint in Endpoint
+}
+
+
+def check_fields(body: Mapping[str, object], endpoint: Endpoint) -> list[str]:
+    """Apply the table to a body's names. Returns the ignored fields that are present.
+
+    Raises:
+        InvalidRequestError: an unknown field, or a refused one that asks for something.
+    """
+    table = _BY_ENDPOINT[endpoint]
+    ignored = []
+    for name, value in body.items():
+        field = table.get(name)
+        if field is None:
+            shown = shown_name(name)
+            raise InvalidRequestError(f'unknown field "{shown}"', param=shown)
+        if field.treatment is Treatment.REFUSED and not _asks_nothing(field, value):
+            raise InvalidRequestError(f"{name} is refused: {field.note}", param=name)
+        if field.treatment is Treatment.IGNORED:
+            ignored.append(name)
+    return ignored
+
+
+def _asks_nothing(field: Field, value: object) -> bool:
+    return value is None or any(
+        type(value) is type(neutral) and value == neutral for neutral in field.neutral
+    )

@@ -1,0 +1,150 @@
+"""Running the engine requests of one HTTP request: all cancelled when the client leaves.
+
+submit all → wait for the first output (errors still have a status) → stream or collect
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from starlette.types import Receive
+
+from octavo.core.request import FinishReason, Request, TokenLogprobs
+from octavo.frontend import BranchDelta, RequestOutput, RequestStream, Usage
+from octavo.server.state import ServerState
+
+Item = tuple[int, RequestOutput]
+
+
+class Generation:
+    """Owns the streams of one HTTP request. Use as a context: leaving it cancels what runs."""
+
+    def __init__(self, state: ServerState, requests: Sequence[Request], receive: Receive) -> None:
+        self._state = state
+        self._requests = requests
+        self._receive = receive
+        self._streams: list[RequestStream] = []
+        self._watcher: asyncio.Task[None] | None = None
+        self._usage: dict[int, Usage] = {}
+        self.disconnected = False
+
+    def __enter__(self) -> Generation:
+        try:
+            for request in self._requests:
+                stream = self._state.client.submit(request, timeout_s=self._state.request_timeout_s)
+                self._streams.append(stream)
+        except BaseException:
+            self._cancel()
+            raise
+        self._watcher = asyncio.create_task(self._watch())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+        self._cancel()
+
+    async def _watch(self) -> None:
+        """Cancel as soon as the client is gone, streamed or not."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.disconnected = True
+        self._cancel()
+
+    def _cancel(self) -> None:
+        for stream in self._streams:
+            stream.cancel()
+
+    @property
+    def usage(self) -> Usage:
+        """The counts of all requests together."""
+        parts = self._usage.values()
+        return Usage(
+            prompt_tokens=sum(part.prompt_tokens for part in parts),
+            completion_tokens=sum(part.completion_tokens for part in parts),
+            cached_tokens=sum(part.cached_tokens for part in parts),
+        )
+
+    async def outputs(self) -> AsyncGenerator[Item, None]:
+        """(request index, output) pairs as they come; ends when all have ended.
+
+        Raises:
+            OctavoError: a request was dropped; the others are cancelled with the context.
+        """
+        async with contextlib.aclosing(self._observed()) as items:
+            async for index, output in items:
+                self._usage[index] = output.usage
+                yield index, output
+
+    async def _observed(self) -> AsyncGenerator[Item, None]:
+        metrics = self._state.metrics
+        watches = [metrics.watch(stream.request) for stream in self._streams]
+        try:
+            async for index, output in self._merged():
+                watches[index].observe(output)
+                yield index, output
+        finally:
+            for watch in watches:
+                watch.close()
+
+    async def _merged(self) -> AsyncGenerator[Item, None]:
+        if len(self._streams) == 1:
+            async for output in self._streams[0]:
+                yield 0, output
+            return
+        waiting = {self._next(index): index for index in range(len(self._streams))}
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                ended = [task for task in done if _is_end(task)]
+                for task in ended:
+                    del waiting[task]
+                for task in done.difference(ended):
+                    index, output = waiting.pop(task), task.result()
+                    waiting[self._next(index)] = index
+                    yield index, output
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    def _next(self, index: int) -> asyncio.Future[RequestOutput]:
+        return asyncio.ensure_future(anext(self._streams[index]))
+
+
+def _is_end(task: asyncio.Future[RequestOutput]) -> bool:
+    return isinstance(task.exception(), StopAsyncIteration)
+
+
+@dataclass(slots=True)
+class Choice:
+    """One finished choice, collected."""
+
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    def add(self, delta: BranchDelta) -> None:
+        """Take a delta in."""
+        self.text.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
+        self.finish_reason = delta.finish_reason or self.finish_reason
+
+
+async def collect(generation: Generation, *, num_prompts: int, n: int) -> list[Choice]:
+    """All choices of a request that is not streamed, prompt-major."""
+    choices = [Choice() for _ in range(num_prompts * n)]
+    async for index, output in generation.outputs():
+        for delta in output.branches:
+            choices[index * n + delta.branch].add(delta)
+    return choices
+
+
+def flat(index: int, output: RequestOutput, n: int) -> Iterator[tuple[int, BranchDelta]]:
+    """(choice index, delta) pairs of an output."""
+    for delta in output.branches:
+        yield index * n + delta.branch, delta

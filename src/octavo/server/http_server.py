@@ -1,0 +1,69 @@
+"""Listening, and leaving in order: a thin driver of uvicorn's protocol on an inherited socket."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.server import ServerState as ConnectionState
+
+from octavo.server.http_protocol import GuardedProtocol
+
+BACKLOG = 1024
+
+
+class HttpServer:
+    """Owns the connections of one listening socket."""
+
+    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
+        self._config = uvicorn.Config(
+            app,
+            http=GuardedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=30,
+        )
+        self._listener = listener
+        self._state = ConnectionState()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Accept connections."""
+        _raise_file_limit()
+        self._config.load()
+        loop = asyncio.get_running_loop()
+
+        def connection() -> GuardedProtocol:
+            return GuardedProtocol(self._config, self._state, {}, loop)
+
+        self._server = await loop.create_server(connection, sock=self._listener, backlog=BACKLOG)
+
+    async def close(self, *, timeout_s: float) -> None:
+        """Stop accepting, let responses end, then drop what is left."""
+        assert self._server is not None
+        self._server.close()
+        for protocol in list(self._state.connections):
+            protocol.shutdown()
+        tasks = set(self._state.tasks)
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+        for protocol in list(self._state.connections):
+            protocol.transport.close()
+
+
+def _raise_file_limit() -> None:
+    """Idle sockets are cheap; the default limit of descriptors is lower than what is served."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 16384 if hard == resource.RLIM_INFINITY else min(hard, 16384)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,90 @@
+"""Strict JSON: what is ambiguous or hostile is refused, with the reason, before it is built up."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NoReturn
+
+from octavo.errors import InvalidRequestError
+from octavo.server.typed_body import shown_name
+
+MAX_DEPTH = 32
+MAX_STRUCTURE = 150_000
+
+_STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def parse_json_object(body: bytes) -> dict[str, object]:
+    """The one object that ``body`` holds.
+
+    Raises:
+        InvalidRequestError: not UTF-8, not JSON, no object, a duplicate key, NaN or an infinity,
+            a number of absurd length, nesting past ``MAX_DEPTH``, more than ``MAX_STRUCTURE``
+            strings and brackets, a lone surrogate.
+    """
+    _check_depth(body)
+    try:
+        parsed = json.loads(
+            body.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_constant=_refuse_constant,
+        )
+    except UnicodeDecodeError:
+        raise InvalidRequestError("the body is not valid UTF-8") from None
+    except RecursionError:
+        raise InvalidRequestError("the body is nested too deep") from None
+    except json.JSONDecodeError as error:
+        raise InvalidRequestError(
+            f"the body is not valid JSON: {error.msg} at character {error.pos}"
+        ) from None
+    except ValueError:
+        raise InvalidRequestError("the body holds a number with too many digits") from None
+    if not isinstance(parsed, dict):
+        raise InvalidRequestError("the body must be a JSON object")
+    if _SURROGATE_ESCAPE.search(body):
+        _check_surrogates(parsed)
+    return parsed
+
+
+def _check_depth(body: bytes) -> None:
+    depth = 0
+    for count, match in enumerate(_STRUCTURE.finditer(body)):
+        if count > MAX_STRUCTURE:
+            raise InvalidRequestError(f"the body holds more than {MAX_STRUCTURE} values")
+        first = body[match.start()]
+        if first in b"[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise InvalidRequestError(
+                    f"the body is nested too deep; the limit is {MAX_DEPTH} levels"
+                )
+        elif first in b"]}":
+            depth -= 1
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise InvalidRequestError(f"duplicate key {_quoted(key)}", param=shown_name(key))
+            seen.add(key)
+    return result
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise InvalidRequestError(f"{name} is not a JSON number")
+
+
+def _check_surrogates(parsed: object) -> None:
+    try:
+        json.dumps(parsed, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidRequestError("the body holds a lone surrogate escape") from None
+
+
+def _quoted(key: str) -> str:
+    return '"' + shown_name(key) + '"'

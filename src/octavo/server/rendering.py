@@ -1,0 +1,93 @@
+"""OpenAI's objects: usage, logprobs, choices and chunks as plain dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.core.request import FinishReason, TokenLogprobs
+from octavo.frontend import Usage
+from octavo.text import Tokenizer
+
+
+def usage_object(usage: Usage) -> dict[str, object]:
+    """Token counts with the details that clients read."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
+def finish_text(reason: FinishReason | None) -> str | None:
+    """The wire's word for a normal end. An abort or a fault has none: it is an error (P5)."""
+    if reason is None:
+        return None
+    assert reason in (FinishReason.STOP, FinishReason.LENGTH), "a fault is no finish"
+    return reason.value
+
+
+def chat_logprobs(
+    entries: Sequence[TokenLogprobs], tokenizer: Tokenizer, *, top: int
+) -> dict[str, object]:
+    """The chat form: one object per token, with ``top`` alternatives each."""
+    content = [
+        {
+            **_chat_token(tokenizer, entry.token_id, entry.logprob),
+            "top_logprobs": [
+                _chat_token(tokenizer, token_id, logprob) for token_id, logprob in entry.top[:top]
+            ],
+        }
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, object]:
+    data = tokenizer.token_bytes(token_id)
+    return {
+        "token": data.decode("utf-8", "replace"),
+        "logprob": finite_logprob(logprob),
+        "bytes": list(data),
+    }
+
+
+def finite_logprob(logprob: float) -> float:
+    """JSON has no infinity: a banned token reads as -9999."""
+    return max(logprob, -9999.0)
+
+
+class CompletionLogprobs:
+    """The completions form: parallel lists; text offsets run on over a choice's chunks."""
+
+    def __init__(self, tokenizer: Tokenizer, *, top: int, offset: int = 0) -> None:
+        self._tokenizer = tokenizer
+        self._top = top
+        self._offset = offset
+
+    def render(self, entries: Sequence[TokenLogprobs]) -> dict[str, object]:
+        """The lists for the next tokens of the choice."""
+        tokens, offsets = [], []
+        for entry in entries:
+            token = self._token(entry.token_id)
+            tokens.append(token)
+            offsets.append(self._offset)
+            self._offset += len(token)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [finite_logprob(entry.logprob) for entry in entries],
+            "top_logprobs": [self._alternatives(entry) for entry in entries],
+            "text_offset": offsets,
+        }
+
+    def _alternatives(self, entry: TokenLogprobs) -> dict[str, float]:
+        pairs = [*entry.top[: self._top], (entry.token_id, entry.logprob)]
+        return {self._token(token): finite_logprob(logprob) for token, logprob in pairs}
+
+    def _token(self, token_id: int) -> str:
+        return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")

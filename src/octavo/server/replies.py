@@ -1,0 +1,112 @@
+"""Sending: JSON bodies, and errors in the one shape that clients parse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from octavo.errors import OctavoError, OverloadedError, UnavailableError
+
+DEFAULT_RETRY_AFTER_S = 1
+
+_json = msgspec.json.Encoder()
+
+
+def encode_json(value: object) -> bytes:
+    """UTF-8 JSON."""
+    return _json.encode(value)
+
+
+def error_body(
+    message: str, *, error_type: str, param: str | None = None, code: str | None = None
+) -> dict[str, object]:
+    """The error object; all four keys are always there."""
+    return {"error": {"message": message, "type": error_type, "param": param, "code": code}}
+
+
+def error_body_of(error: OctavoError) -> dict[str, object]:
+    """The error object of a deliberate error."""
+    return error_body(
+        error.message, error_type=error.error_type, param=error.param, code=error.code
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One HTTP request and the way to answer it, as ASGI gives them."""
+
+    scope: Scope
+    receive: Receive
+    send: Send
+
+    @property
+    def headers(self) -> Sequence[tuple[bytes, bytes]]:
+        """The request's headers, names in lower case."""
+        headers: Sequence[tuple[bytes, bytes]] = self.scope["headers"]
+        return headers
+
+
+async def send_json(
+    send: Send,
+    value: object,
+    *,
+    status: int = 200,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> None:
+    """A complete JSON response."""
+    await send_bytes(
+        send, encode_json(value), content_type=b"application/json", status=status, headers=headers
+    )
+
+
+async def send_bytes(
+    send: Send,
+    body: bytes,
+    *,
+    content_type: bytes,
+    status: int = 200,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> None:
+    """A complete response."""
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [
+                (b"content-type", content_type),
+                (b"content-length", str(len(body)).encode()),
+                *headers,
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(
+    send: Send, error: OctavoError, *, status: int | None = None, close: bool = False
+) -> None:
+    """An error response. ``close`` ends the connection: the rest of the body is not read."""
+    headers = [(b"connection", b"close")] if close else []
+    headers += _retry_after(error)
+    await send_json(send, error_body_of(error), status=status or error.http_status, headers=headers)
+
+
+def _retry_after(error: OctavoError) -> list[tuple[bytes, bytes]]:
+    if isinstance(error, (OverloadedError, UnavailableError)):
+        return [(b"retry-after", str(error.retry_after_s).encode())]
+    if error.http_status == 504:
+        return [(b"retry-after", str(DEFAULT_RETRY_AFTER_S).encode())]
+    return []
+
+
+def header(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> bytes | None:
+    """The value of a request header, None when absent."""
+    return next((value for key, value in headers if key == name), None)
+
+
+def header_map(ignored: Sequence[str]) -> Mapping[bytes, bytes]:
+    """Response headers that name the ignored fields."""
+    return {b"x-octavo-ignored": ", ".join(ignored).encode()} if ignored else {}

@@ -1,0 +1,152 @@
+"""From request fields to ``SamplingParams``: model defaults first, then what the client says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from octavo.core.sampling_params import MAX_LOGPROBS, SamplingParams, validate_sampling_params
+from octavo.errors import ContextLengthError, InvalidRequestError
+from octavo.server.fields import Endpoint
+from octavo.server.typed_body import TypedBody, finite_number
+
+COMPLETIONS_MAX_TOKENS = 16
+# What block boundaries may cost each further choice of a prompt.
+CHOICE_SLACK_TOKENS = 128
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
+
+def sampling_from_body(
+    body: TypedBody, endpoint: Endpoint, *, defaults: SamplingParams, vocab_size: int
+) -> SamplingParams:
+    """Read and validate every sampling field; ``max_tokens`` stays None when not given.
+
+    Raises:
+        InvalidRequestError: naming the first bad field.
+    """
+    numbers = {name: value for name in _NUMBERS if (value := body.number(name)) is not None}
+    params = replace(
+        defaults,
+        **numbers,
+        n=_or(body.integer("n"), 1),
+        max_tokens=_max_tokens(body),
+        min_tokens=_or(body.integer("min_tokens"), 0),
+        top_k=_top_k(body, defaults),
+        seed=body.integer("seed"),
+        logit_bias=_logit_bias(body),
+        ignore_eos=body.boolean("ignore_eos"),
+        stop=body.strings("stop"),
+        stop_token_ids=body.integers("stop_token_ids"),
+        include_stop_str_in_output=body.boolean("include_stop_str_in_output"),
+        skip_special_tokens=body.boolean_or("skip_special_tokens", True),
+        logprobs=_chat_logprobs(body) if endpoint is Endpoint.CHAT else body.integer("logprobs"),
+    )
+    validate_sampling_params(params, vocab_size=vocab_size)
+    return params
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLimits:
+    """What bounds prompt and output of one choice: the model's context, the KV pool."""
+
+    context: int
+    pool: int
+
+    @property
+    def tightest(self) -> tuple[str, int]:
+        """Its name for an error message, and its tokens."""
+        if self.context <= self.pool:
+            return "the model's context", self.context
+        return "the KV pool", self.pool
+
+
+def fit_max_tokens(
+    params: SamplingParams, *, num_prompt_tokens: int, limits: TokenLimits, default: int | None
+) -> SamplingParams:
+    """Settle ``max_tokens``: explicit ones that cannot fit are refused, else what is left.
+
+    Raises:
+        ContextLengthError: with both numbers.
+    """
+    name, limit = limits.tightest
+    room = limit - num_prompt_tokens
+    if room < 1:
+        raise ContextLengthError(
+            f"the prompt has {num_prompt_tokens} tokens, but {name} is {limit} tokens and one "
+            "must be left to generate; shorten the prompt",
+            param="prompt",
+        )
+    wanted = params.max_tokens
+    if wanted is not None and wanted > room:
+        raise ContextLengthError(
+            f"the prompt has {num_prompt_tokens} tokens and max_tokens is {wanted}, together "
+            f"{num_prompt_tokens + wanted}, but {name} is {limit} tokens",
+            param="max_tokens",
+        )
+    if wanted is None:
+        # The pool holds the prompt once and must hold every choice when all have grown.
+        share = (limits.pool - num_prompt_tokens) // params.n - CHOICE_SLACK_TOKENS
+        room = room if params.n == 1 else max(1, min(room, share))
+        wanted = room if default is None else min(room, default)
+    if params.min_tokens > wanted:
+        raise InvalidRequestError(
+            f"min_tokens ({params.min_tokens}) exceeds max_tokens ({wanted})", param="min_tokens"
+        )
+    return replace(params, max_tokens=wanted)
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def _max_tokens(body: TypedBody) -> int | None:
+    old, new = body.integer("max_tokens"), body.integer("max_completion_tokens")
+    if old is not None and new is not None and old != new:
+        raise InvalidRequestError(
+            f"max_tokens ({old}) and max_completion_tokens ({new}) disagree; send one of them",
+            param="max_completion_tokens",
+        )
+    if new is not None and new < 1:
+        raise InvalidRequestError(
+            "max_completion_tokens must be 1 or more", param="max_completion_tokens"
+        )
+    return new if new is not None else old
+
+
+def _top_k(body: TypedBody, defaults: SamplingParams) -> int:
+    value = body.integer("top_k")
+    if value is None:
+        return defaults.top_k
+    # Other engines write -1 for "off".
+    return 0 if value == -1 else value
+
+
+def _logit_bias(body: TypedBody) -> tuple[tuple[int, float], ...]:
+    pairs = []
+    for key, value in body.mapping("logit_bias").items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 12):
+            raise InvalidRequestError("logit_bias keys must be token ids", param="logit_bias")
+        pairs.append((int(key), finite_number(value, "logit_bias")))
+    tokens = [token for token, _ in pairs]
+    if len(set(tokens)) != len(tokens):
+        raise InvalidRequestError("logit_bias names a token id twice", param="logit_bias")
+    return tuple(sorted(pairs))
+
+
+def _chat_logprobs(body: TypedBody) -> int | None:
+    top = body.integer("top_logprobs")
+    if not body.boolean("logprobs"):
+        if top is not None:
+            raise InvalidRequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+        return None
+    if top is not None and not 0 <= top <= MAX_LOGPROBS:
+        raise InvalidRequestError(
+            f"top_logprobs must be between 0 and {MAX_LOGPROBS}", param="top_logprobs"
+        )
+    return top or 0

@@ -1,0 +1,103 @@
+"""Server-sent events: a status while it can still be chosen, comments in silence, a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+
+from starlette.types import Send
+
+from octavo.errors import EngineError, OctavoError
+from octavo.server.replies import encode_json, error_body_of
+
+FIRST_EVENT_S = 10.0
+PING_S = 15.0
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+
+logger = logging.getLogger(__name__)
+
+
+def event(value: object) -> bytes:
+    """One ``data:`` event."""
+    return b"data: " + encode_json(value) + b"\n\n"
+
+
+async def send_events(
+    send: Send, events: AsyncIterator[bytes], *, headers: Sequence[tuple[bytes, bytes]]
+) -> None:
+    """Send events until they end, then [DONE].
+
+    The response starts with the first event, so that an error before it keeps its HTTP status;
+    after ``FIRST_EVENT_S`` of waiting it starts without one. A later error becomes an event.
+    """
+    first = asyncio.ensure_future(anext(events))
+    try:
+        await asyncio.wait({first}, timeout=FIRST_EVENT_S)
+        if first.done() and isinstance(first.exception(), StopAsyncIteration):
+            return  # the client left before there was anything to say
+        if first.done() and first.exception() is not None:
+            first.result()
+        await _Stream(send).run(first, events, headers)
+    finally:
+        first.cancel()
+
+
+class _Stream:
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._sent_at = 0.0
+
+    async def run(
+        self,
+        first: asyncio.Future[bytes],
+        events: AsyncIterator[bytes],
+        headers: Sequence[tuple[bytes, bytes]],
+    ) -> None:
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [
+                    (b"content-type", b"text/event-stream; charset=utf-8"),
+                    (b"cache-control", b"no-cache"),
+                    (b"x-accel-buffering", b"no"),
+                    *headers,
+                ],
+            }
+        )
+        pinger = asyncio.create_task(self._ping())
+        try:
+            await self._write(await first)
+            async for data in events:
+                await self._write(data)
+            await self._write(DONE)
+        except OctavoError as error:
+            await self._write(event(error_body_of(error)))
+        except StopAsyncIteration:
+            pass
+        except Exception:
+            logger.exception("a stream failed")
+            failure = EngineError("internal error; see the server's log")
+            await self._write(event(error_body_of(failure)))
+        finally:
+            pinger.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await pinger
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sent_at = asyncio.get_running_loop().time()
+
+    async def _ping(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._sent_at = loop.time()
+        while True:
+            silence = loop.time() - self._sent_at
+            if silence >= PING_S:
+                await self._write(PING)
+                silence = 0.0
+            await asyncio.sleep(PING_S - silence)

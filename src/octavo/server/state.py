@@ -1,0 +1,94 @@
+"""What every handler shares: one value, built once by the API process (or a test)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import InvalidRequestError, ModelNotFoundError, UnavailableError
+from octavo.frontend import AsyncEngineClient
+from octavo.server.edge import ApiKeys, BodyReader
+from octavo.server.sampling_fields import TokenLimits
+from octavo.server.text_thread import TextThread
+from octavo.server.typed_body import shown_name
+from octavo.text import ChatTemplate, Tokenizer
+
+if TYPE_CHECKING:
+    from octavo.server.metrics import Metrics
+
+REQUEST_TIMEOUT_S = 600.0
+
+
+@dataclass(slots=True, kw_only=True)
+class ServerState:
+    """The engine client, the model's text side, and what the operator chose.
+
+    ``model_names`` are the served names, the first one being the model's own. ``defaults`` are the
+    model's sampling defaults, ``generation_config`` the same as the model wrote them.
+    """
+
+    client: AsyncEngineClient
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    model_names: Sequence[str]
+    defaults: SamplingParams
+    generation_config: dict[str, object]
+    metrics: Metrics
+    eos_token_ids: tuple[int, ...] = ()
+    api_keys: ApiKeys = field(default_factory=lambda: ApiKeys(()))
+    text_thread: TextThread = field(default_factory=TextThread)
+    bodies: BodyReader = field(default_factory=BodyReader)
+    request_timeout_s: float = REQUEST_TIMEOUT_S
+    created: int = field(default_factory=lambda: int(time.time()))
+    draining: bool = False
+
+    def check_accepting(self) -> None:
+        """Whether new work is taken.
+
+        Raises:
+            UnavailableError: starting, recovering or draining.
+        """
+        if self.draining:
+            raise UnavailableError("the server is shutting down; retry elsewhere or later")
+        if self.client.welcome is None:
+            raise UnavailableError("the engine is starting or recovering; retry later")
+
+    def check_model(self, name: str | None) -> str:
+        """The served name that a request means.
+
+        Raises:
+            ModelNotFoundError: it is not served.
+        """
+        if name is None:
+            return self.model_names[0]
+        if name not in self.model_names:
+            shown = shown_name(name)
+            served = ", ".join(self.model_names)
+            raise ModelNotFoundError(
+                f'the model "{shown}" is not served here; served: {served}', param="model"
+            )
+        return name
+
+    def token_limits(self) -> TokenLimits:
+        """The bounds of one choice, as the engine said when it came up.
+
+        Raises:
+            UnavailableError: it has just gone.
+        """
+        welcome = self.client.welcome
+        if welcome is None:
+            raise UnavailableError("the engine is recovering; retry later")
+        return TokenLimits(context=welcome.max_model_len, pool=welcome.max_request_tokens)
+
+    def template(self) -> ChatTemplate:
+        """The model's chat template.
+
+        Raises:
+            InvalidRequestError: it has none.
+        """
+        if self.chat_template is None:
+            raise InvalidRequestError("this model has no chat template; use /v1/completions")
+        return self.chat_template

@@ -1,0 +1,111 @@
+"""Typed reading of a JSON object's fields: strict types, ``null`` means absent, errors name it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from octavo.errors import InvalidRequestError
+
+MAX_LIST = 1 << 20
+
+
+class TypedBody:
+    """A parsed body. Every reader raises ``InvalidRequestError`` naming the field."""
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self._values = values
+
+    def raw(self, name: str) -> object:
+        """The value as parsed, None when absent."""
+        return self._values.get(name)
+
+    def boolean(self, name: str) -> bool:
+        """True or false; absent is false."""
+        value = self.raw(name)
+        if value is None:
+            return False
+        if not isinstance(value, bool):
+            raise InvalidRequestError(f"{name} must be true or false", param=name)
+        return value
+
+    def boolean_or(self, name: str, default: bool) -> bool:
+        """True or false, or the default when absent."""
+        return default if self.raw(name) is None else self.boolean(name)
+
+    def integer(self, name: str) -> int | None:
+        """An integer; a boolean or a fraction is none."""
+        value = self.raw(name)
+        if value is not None and not is_integer(value):
+            raise InvalidRequestError(f"{name} must be an integer", param=name)
+        return value if isinstance(value, int) else None
+
+    def number(self, name: str) -> float | None:
+        """A finite number; a boolean or a string is none."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        return finite_number(value, name)
+
+    def string(self, name: str) -> str | None:
+        """A string."""
+        value = self.raw(name)
+        if value is not None and not isinstance(value, str):
+            raise InvalidRequestError(f"{name} must be a string", param=name)
+        return value
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A list of integers; absent is empty."""
+        value = self.raw(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(is_integer(item) for item in value):
+            raise InvalidRequestError(f"{name} must be a list of integers", param=name)
+        return tuple(value)
+
+    def strings(self, name: str) -> tuple[str, ...]:
+        """A string or a list of strings; absent is empty."""
+        value = self.raw(name)
+        if value is None:
+            return ()
+        if isinstance(value, str):
+            return (value,)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise InvalidRequestError(f"{name} must be a string or a list of strings", param=name)
+        return tuple(value)
+
+    def mapping(self, name: str) -> dict[str, object]:
+        """An object; absent is empty."""
+        value = self.raw(name)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise InvalidRequestError(f"{name} must be an object", param=name)
+        return value
+
+
+def shown_name(name: str) -> str:
+    """A client's own name as it may appear in an error: short, printable ASCII."""
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in name[:64])
+
+
+def is_integer(value: object) -> bool:
+    """Whether a JSON value is an integer that fits 64 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63
+
+
+def finite_number(value: object, name: str) -> float:
+    """A JSON number as a float.
+
+    Raises:
+        InvalidRequestError: it is none, or does not fit a float.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidRequestError(f"{name} must be a number", param=name)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise InvalidRequestError(f"{name} must be a finite number", param=name)
+    return number

@@ -1,0 +1,238 @@
+"""A deterministic runner without a model: its answers depend on what it reads back from its KV.
+
+Each KV slot holds (token, position). A sampled token is a hash of (seed, branch, position, the
+sequence's own tokens) where those tokens are read *through the block tables*, so a block that is
+shared wrongly, reused early, copied late or never written changes the answer or raises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.core.request import TokenLogprobs
+from octavo.core.runner import KVGroupSpec, RunnerInfo
+from octavo.core.step import RowPlan, RowResult, SlotState, StepPlan, StepResult
+
+POISON = -1
+_POSITION_BITS = 24
+_POSITION_MASK = (1 << _POSITION_BITS) - 1
+
+
+class FakeRunnerError(Exception):
+    """The plan made the fake runner read or write something that no correct plan touches."""
+
+
+def visible_from(position: int, window: int | None) -> int:
+    """First position that a query at ``position`` sees."""
+    return 0 if window is None else max(0, position - window + 1)
+
+
+def next_token(
+    state: SlotState, branch: int, histories: list[list[int]], *, position: int, vocab_size: int
+) -> int:
+    """The token at ``position``: a pure function of what each KV group shows, and of the key."""
+    token = hash((state.seed, branch, position, *map(tuple, histories))) % vocab_size
+    if position - state.num_prompt_tokens < state.banned_until:
+        while token in state.banned_token_ids:
+            token = (token + 1) % vocab_size
+    return token
+
+
+@dataclass(slots=True)
+class _Slot:
+    state: SlotState
+    history: list[int]
+    tables: list[list[int]]
+    first_blocks: list[int]
+
+
+@dataclass(slots=True)
+class RunnerCounts:
+    """What the plans so far made the runner do."""
+
+    steps: int = 0
+    rows: int = 0
+    tokens: int = 0
+    copies: int = 0
+    samples: int = 0
+    mixed_steps: int = 0
+    fork_rows: int = 0
+    generations: int = 0
+
+
+@dataclass(slots=True)
+class FakeRunner:
+    """Implements ``Runner``. ``fail_next`` makes the next step raise, after half of its writes."""
+
+    info: RunnerInfo
+    fail_next: bool = False
+    counts: RunnerCounts = field(default_factory=RunnerCounts)
+    _store: list[list[list[int]]] = field(default_factory=list)
+    _slots: dict[int, _Slot] = field(default_factory=dict)
+    _generation: int = 0
+    _num_steps: int = 0
+
+    def __post_init__(self) -> None:
+        self._store = [self._poisoned(range(self.info.num_blocks)) for _ in self.info.groups]
+
+    def _poisoned(self, blocks: range) -> list[list[int]]:
+        return [[POISON] * self.info.block_size for _ in blocks]
+
+    def poison(self, group: int, blocks: list[int]) -> None:
+        """Destroy the content of blocks that nobody owns: reading them afterwards is caught."""
+        empty = [POISON] * self.info.block_size
+        store = self._store[group]
+        for block in blocks:
+            store[block] = empty.copy()
+
+    # -- the step ----------------------------------------------------------------------------
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Apply slots and copies, write every row, then sample."""
+        self._num_steps += 1
+        self._apply_slots(plan)
+        self._apply_copies(plan)
+        for index, row in enumerate(plan.rows):
+            if self.fail_next and index >= len(plan.rows) // 2:
+                self.fail_next = False
+                raise RuntimeError("injected fault")
+            self._write(row)
+        samples = [
+            RowResult(row=index, token_ids=tokens, logprobs=self._logprobs(row, tokens))
+            for index, row in enumerate(plan.rows)
+            if row.num_samples
+            for tokens in [self._sample(row)]
+        ]
+        self._count(plan, len(samples))
+        return StepResult(step_id=plan.step_id, rows=tuple(samples), progress=self._num_steps)
+
+    def _apply_slots(self, plan: StepPlan) -> None:
+        if plan.generation != self._generation:
+            self._slots.clear()
+            self._generation = plan.generation
+            self.counts.generations += 1
+        for slot in plan.freed_slots:
+            if slot not in self._slots:
+                raise FakeRunnerError(f"slot {slot} is freed but not taken")
+            del self._slots[slot]
+        groups = range(len(self.info.groups))
+        for state in plan.new_slots:
+            self._slots[state.slot] = _Slot(
+                state, list(state.token_ids), [[] for _ in groups], [0 for _ in groups]
+            )
+
+    def _apply_copies(self, plan: StepPlan) -> None:
+        sources = {(copy.group, copy.src) for copy in plan.copies}
+        for copy in plan.copies:
+            if (copy.group, copy.dst) in sources:
+                raise FakeRunnerError("a copy's destination is another copy's source")
+            store = self._store[copy.group]
+            fresh = [POISON] * self.info.block_size
+            fresh[: copy.num_tokens] = store[copy.src][: copy.num_tokens]
+            store[copy.dst] = fresh
+
+    def _write(self, row: RowPlan) -> None:
+        slot = self._slots[row.slot]
+        for update in row.tables:
+            table = slot.tables[update.group]
+            first = update.first_position // self.info.block_size
+            moved = first != slot.first_blocks[update.group]
+            slot.first_blocks[update.group] = first
+            if update.keep > (0 if moved else len(table)):
+                raise FakeRunnerError("a table update keeps entries that were never sent")
+            table[update.keep :] = update.blocks
+        end = row.start + len(row.token_ids)
+        known = slot.history[row.start : end]
+        if known != list(row.token_ids[: len(known)]) or row.start > len(slot.history):
+            raise FakeRunnerError("a row's tokens contradict the slot's history")
+        slot.history[row.start : end] = row.token_ids
+        size = self.info.block_size
+        for group, table in enumerate(slot.tables):
+            store, first = self._store[group], slot.first_blocks[group]
+            for position, token in enumerate(row.token_ids, row.start):
+                block = store[table[position // size - first]]
+                block[position % size] = token << _POSITION_BITS | position
+
+    def _read(self, slot: _Slot, group: int, end: int) -> list[int]:
+        """Tokens that a query at position ``end - 1`` sees in one group, checked slot by slot."""
+        size = self.info.block_size
+        start = visible_from(end - 1, self.info.groups[group].window)
+        first = slot.first_blocks[group]
+        store = self._store[group]
+        raw: list[int] = []
+        for block in slot.tables[group][start // size - first : (end - 1) // size - first + 1]:
+            raw += store[block]
+        raw = raw[start % size : start % size + end - start]
+        if [value & _POSITION_MASK for value in raw] != list(range(start, end)) or min(raw) < 0:
+            raise FakeRunnerError(f"a row read KV that is not its own (positions {start}-{end})")
+        return [value >> _POSITION_BITS for value in raw]
+
+    def _sample(self, row: RowPlan) -> tuple[int, ...]:
+        slot = self._slots[row.slot]
+        end = row.start + len(row.token_ids)
+        histories = [self._read(slot, group, end) for group in range(len(self.info.groups))]
+        return tuple(
+            next_token(slot.state, branch, histories, position=end, vocab_size=self.info.vocab_size)
+            for branch in range(slot.state.branch, slot.state.branch + row.num_samples)
+        )
+
+    def _logprobs(self, row: RowPlan, tokens: tuple[int, ...]) -> tuple[TokenLogprobs, ...]:
+        if self._slots[row.slot].state.sampling.logprobs is None:
+            return ()
+        return tuple(TokenLogprobs(token, -1.0 - token / 1024) for token in tokens)
+
+    def _count(self, plan: StepPlan, num_sampling: int) -> None:
+        counts = self.counts
+        counts.steps += 1
+        counts.rows += len(plan.rows)
+        counts.tokens += plan.num_tokens
+        counts.copies += len(plan.copies)
+        counts.samples += num_sampling
+        chunks = sum(len(row.token_ids) > 1 for row in plan.rows)
+        counts.mixed_steps += 0 < chunks < len(plan.rows)
+        counts.fork_rows += sum(row.num_samples > 1 for row in plan.rows)
+
+
+def run_alone(
+    state: SlotState, info: RunnerInfo, *, stop_ids: frozenset[int], limit: int
+) -> list[int]:
+    """What a branch answers when it is alone, computed without any engine, pool or table."""
+    tokens = list(state.token_ids)
+    while True:
+        position = len(tokens)
+        histories = [tokens[visible_from(position - 1, g.window) :] for g in info.groups]
+        tokens.append(
+            next_token(
+                state, state.branch, histories, position=position, vocab_size=info.vocab_size
+            )
+        )
+        num_output = len(tokens) - state.num_prompt_tokens
+        stopped = tokens[-1] in stop_ids and num_output > state.banned_until
+        if stopped or num_output >= limit:
+            return tokens[state.num_prompt_tokens :]
+
+
+def make_info(
+    *,
+    block_size: int = 16,
+    num_blocks: int = 64,
+    windows: tuple[int | None, ...] = (None,),
+    max_model_len: int = 4096,
+    vocab_size: int = 1000,
+) -> RunnerInfo:
+    """Facts of a model that does not exist, with one KV group per entry of ``windows``."""
+    return RunnerInfo(
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        groups=tuple(
+            KVGroupSpec(window=window, num_layers=2, block_bytes=block_size * 8)
+            for window in windows
+        ),
+        fingerprint="fake",
+        model_digest="fake-weights",
+        tokenizer_digest="fake-tokenizer",
+        rope="none",
+        kv_dtype="int",
+    )

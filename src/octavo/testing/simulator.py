@@ -1,0 +1,370 @@
+"""A seeded simulation of the real engine, scheduler and KV under everything that can go wrong.
+
+    python -m octavo.testing.simulator --seed 7 --steps 20000
+
+A virtual clock, a fake runner that reads its answers back out of its KV, and a random stream of
+arrivals, aborts, stopped branches, refused allocations, forced preemptions and evictions, reader
+leases, runner faults, repeated messages and crashes with resubmission. Every invariant is checked
+on every step and every ended branch is compared with the request run alone. The same seed gives
+the same run; a step is counted only if it computed a token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.request import Abort, BranchOutput, Request, StopBranch, Submit
+from octavo.core.runner import RunnerInfo
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine import EngineCore
+from octavo.kv.block_pool import BlockPool
+from octavo.testing.fake_runner import FakeRunner, make_info
+from octavo.testing.journal import JournalEntry, SimulationError
+
+BLOCK_SIZES = (1, 2, 3, 8, 16, 32)
+EPISODE_STEPS = 500
+MAX_PROMPT = 40
+MAX_OUTPUT = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """The shape of one episode."""
+
+    info: RunnerInfo
+    scheduler: SchedulerConfig
+    cache: CacheConfig
+    load: int
+
+
+def draw_scenario(rng: Random) -> Scenario:
+    """Block size, pool, windows, policy and limits at random, always with too few blocks."""
+    block_size = rng.choice(BLOCK_SIZES)
+    per_request = -(-(MAX_PROMPT + MAX_OUTPUT) // block_size)
+    windows: tuple[int | None, ...] = rng.choice([(None,), (None,), (None, 5), (16, None)])
+    info = make_info(
+        block_size=block_size,
+        num_blocks=max(4, int(per_request * rng.uniform(2.0, 8.0))),
+        windows=windows,
+        max_model_len=MAX_PROMPT + MAX_OUTPUT,
+        vocab_size=rng.choice([50, 1000]),
+    )
+    scheduler = SchedulerConfig(
+        max_num_batched_tokens=rng.choice([8, 16, 64, 256]),
+        max_num_seqs=rng.choice([6, 8, 16]),
+        max_waiting=rng.choice([10, 64]),
+        policy=rng.choice(["reserve", "estimate", "optimistic", "optimistic"]),
+        check_every_n_steps=1,
+    )
+    return Scenario(
+        info, scheduler, CacheConfig(prefix_cache=rng.random() < 0.8), rng.randint(7, 14)
+    )
+
+
+class FlakyAllocation:
+    """Lets allocations through except the n-th one from now, when armed."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._allocate = pool.allocate
+        self.refuse_in = 0
+        self.num_refused = 0
+
+    def __call__(self, owner: int, count: int) -> list[int] | None:
+        """As ``BlockPool.allocate``."""
+        if self.refuse_in:
+            self.refuse_in -= 1
+            if self.refuse_in == 0:
+                self.num_refused += 1
+                return None
+        return self._allocate(owner, count)
+
+
+class Episode:
+    """One engine life story in one scenario; ``events`` counts what really happened."""
+
+    def __init__(self, rng: Random, events: Counter[str]) -> None:
+        self.rng = rng
+        self.events = events
+        self.scenario = draw_scenario(rng)
+        self.now = 0.0
+        self.entries: dict[str, JournalEntry] = {}
+        self.live: dict[str, JournalEntry] = {}
+        self.leases: list[tuple[int, ...]] = []
+        self._num_requests = 0
+        self._num_forced = 0
+        self._topics = [
+            [rng.randrange(40) for _ in range(MAX_PROMPT)] for _ in range(rng.randint(1, 3))
+        ]
+        self._boot()
+
+    def _boot(self) -> None:
+        """A new engine process: empty pool, empty queues."""
+        self.runner = FakeRunner(self.scenario.info)
+        self.core = EngineCore(
+            self.runner, self.scenario.scheduler, self.scenario.cache, epoch=len(self.entries)
+        )
+        self.flaky = [FlakyAllocation(pool) for pool in self.core.kv.pools]
+        for pool, flaky in zip(self.core.kv.pools, self.flaky, strict=True):
+            pool.allocate = flaky  # type: ignore[method-assign]
+        self.leases.clear()
+
+    # -- the run -----------------------------------------------------------------------------
+
+    def run(self, num_steps: int) -> int:
+        """Work under fire until ``num_steps`` counted steps, then drain; returns the count."""
+        counted = 0
+        while counted < num_steps:
+            for _ in range(min(2, self.scenario.load - len(self.live))):
+                self._arrive()
+            self._disturb()
+            counted += self._step()
+        self._end_leases()
+        for _ in range(100_000):
+            if not self.core.has_work():
+                break
+            counted += self._step()
+        self._check_idle()
+        return counted
+
+    def _step(self) -> int:
+        """One engine step with all checks; 1 if it computed a token."""
+        self.now += 0.01
+        before, failed = self.runner.counts.steps, self.core.counters.failed_steps
+        for output in self.core.step(self.now):
+            self._deliver(output)
+        stepped = self.runner.counts.steps - before
+        self._check(may_idle=bool(stepped) or self.core.counters.failed_steps > failed)
+        for group, pool in enumerate(self.core.kv.pools):
+            self.runner.poison(group, pool.free_blocks())
+        if stepped:
+            self.events["steps"] += 1
+            self.events["running"] += len(self.core.scheduler.running)
+        return stepped
+
+    def _deliver(self, output: BranchOutput) -> None:
+        """Hold an output against the journal; a branch that ended is compared with itself alone."""
+        entry = self.live.get(output.request_id)
+        if entry is None:
+            raise SimulationError(f"an output for {output.request_id}, which is not live")
+        entry.take(output)
+        if output.finish_reason is None:
+            return
+        self.events[f"ended {output.error_code or output.finish_reason}"] += 1
+        entry.verify(output.branch, self.scenario.info)
+        if entry.is_done:
+            del self.live[output.request_id]
+
+    def _check(self, *, may_idle: bool) -> None:
+        core = self.core
+        fault = core.last_fault
+        if fault is not None and str(fault) != "injected fault":
+            raise SimulationError(f"the runner was given a wrong plan: {fault}")
+        violations = core.violations if may_idle else core.check_invariants()
+        if violations:
+            raise SimulationError("; ".join(violations))
+        refused = sum(flaky.num_refused for flaky in self.flaky)
+        self.events["refused allocations"] += refused
+        for flaky in self.flaky:
+            flaky.num_refused = 0
+        idle = not may_idle and core.scheduler.waiting and not core.scheduler.running
+        if idle and not refused and not self.leases:
+            raise SimulationError("I9: requests wait, nothing runs and nobody was admitted")
+
+    def _check_idle(self) -> None:
+        if self.live:
+            raise SimulationError(f"P1: no outcome for {sorted(self.live)}")
+        if violations := self.core.check_invariants():
+            raise SimulationError("; ".join(violations))
+        self.core.reset_prefix_cache()
+        for pool in self.core.kv.pools:
+            if pool.num_free != pool.num_blocks:
+                raise SimulationError("I10: blocks are missing at idle")
+        counters = self.core.stats().counters
+        broken = counters["preemptions"] > self._num_forced or counters["promises_shed"]
+        one_group = len(self.scenario.info.groups) == 1
+        if self.scenario.scheduler.policy == "reserve" and one_group and broken:
+            raise SimulationError("a reserving policy preempted for want of blocks")
+        for name in ("preemptions", "forks", "cow_copies", "partial_hits", "prefix_hit_tokens",
+                     "evicted_blocks", "promises_shed", "twin_waits", "mixed_steps"):  # fmt: skip
+            self.events[name] += counters[name]
+
+    # -- what happens to it ------------------------------------------------------------------
+
+    def _arrive(self) -> None:
+        rng = self.rng
+        self._num_requests += 1
+        topic = rng.choice(self._topics)
+        prompt = topic[: rng.randint(1, MAX_PROMPT - 4)]
+        prompt += [rng.randrange(40) for _ in range(rng.randint(0, 3))]
+        output = rng.randint(1, MAX_OUTPUT)
+        request = Request(
+            request_id=f"r{self._num_requests}",
+            prompt_token_ids=tuple(prompt),
+            sampling=SamplingParams(
+                n=rng.choice([1, 1, 1, 2, 3]),
+                max_tokens=output if rng.random() < 0.9 else None,
+                min_tokens=rng.choice([0, 0, min(3, output)]),
+                seed=rng.randrange(1 << 30),
+            ),
+            eos_token_ids=(7, 8),
+            tenant=rng.choice(["a", "b"]),
+            deadline=self.now + rng.uniform(0.02, 0.5) if rng.random() < 0.05 else None,
+            priority=rng.choice([0, 0, 0, 1]),
+        )
+        entry = JournalEntry(request)
+        self.entries[request.request_id] = self.live[request.request_id] = entry
+        self.core.handle(entry.submit(), self.now)
+        if (state := self.core.requests.states.get(request.request_id)) is not None:
+            entry.limit = state.max_output
+        self.events["arrivals"] += 1
+
+    def _disturb(self) -> None:
+        """Fire each kind of trouble with its own probability."""
+        trouble: list[tuple[str, float, Callable[[], bool]]] = [
+            ("aborts", 0.02, self._abort),
+            ("stopped branches", 0.02, self._stop_branch),
+            ("armed refusals", 0.02, self._refuse_allocation),
+            ("forced preemptions", 0.03, self._preempt),
+            ("forced evictions", 0.03, self._evict),
+            ("leases", 0.02, self._lease),
+            ("lease ends", 0.05, self._end_leases),
+            ("cache resets", 0.003, self._reset_cache),
+            ("runner faults", 0.004, self._fault),
+            ("duplicate submits", 0.01, self._duplicate),
+            ("resubmits", 0.01, self._resubmit),
+            ("crashes", 0.003, self._crash),
+        ]
+        for name, probability, act in trouble:
+            if self.rng.random() < probability and act():
+                self.events[name] += 1
+
+    def _any_live(self) -> JournalEntry | None:
+        return self.rng.choice(list(self.live.values())) if self.live else None
+
+    def _abort(self) -> bool:
+        entry = self._any_live()
+        if entry is not None:
+            self.core.handle(Abort(request_id=entry.request.request_id), self.now)
+            self.core.handle(Abort(request_id=entry.request.request_id), self.now)
+        return entry is not None
+
+    def _stop_branch(self) -> bool:
+        entry = self._any_live()
+        if entry is None:
+            return False
+        branch = self.rng.randrange(entry.request.sampling.n)
+        if entry.delivered[branch]:
+            entry.stopped.add(branch)
+        event = StopBranch(request_id=entry.request.request_id, branch=branch)
+        self.core.handle(event, self.now)
+        return bool(entry.delivered[branch])
+
+    def _refuse_allocation(self) -> bool:
+        self.rng.choice(self.flaky).refuse_in = self.rng.randint(1, 4)
+        return True
+
+    def _preempt(self) -> bool:
+        running = self.core.scheduler.running
+        if running:
+            self.core.scheduler.preempt(self.rng.choice(running))
+            self._num_forced += 1
+            return True
+        return False
+
+    def _evict(self) -> bool:
+        group = self.rng.randrange(len(self.flaky))
+        return self.core.kv.evict(group, self.rng.randint(1, 4)) > 0
+
+    def _lease(self) -> bool:
+        running = self.core.scheduler.running
+        kv = self.rng.choice(running).kv if running else None
+        if kv is None:
+            return False
+        self.leases.append(self.core.kv.lease(kv))
+        return True
+
+    def _end_leases(self) -> bool:
+        ended = bool(self.leases)
+        for tokens in self.leases:
+            self.core.kv.end_lease(tokens)
+            self.core.kv.end_lease(tokens)
+        self.leases.clear()
+        return ended
+
+    def _reset_cache(self) -> bool:
+        self.core.reset_prefix_cache()
+        return True
+
+    def _fault(self) -> bool:
+        self.runner.fail_next = True
+        return True
+
+    def _duplicate(self) -> bool:
+        """The same message twice."""
+        self._flush()
+        entry = self._any_live()
+        if entry is not None:
+            self.core.handle(Submit(request=entry.request, epoch=entry.epoch), self.now)
+        return entry is not None
+
+    def _resubmit(self) -> bool:
+        """The frontend lost its connection and submits again under a new epoch."""
+        self._flush()
+        entry = self._any_live()
+        if entry is not None:
+            entry.epoch += 1
+            self.core.handle(entry.submit(), self.now)
+        return entry is not None
+
+    def _crash(self) -> bool:
+        """The engine process dies; whatever it had not delivered is lost."""
+        self._boot()
+        for entry in self.live.values():
+            entry.epoch += 1
+            self.core.handle(entry.submit(), self.now)
+        return True
+
+    def _flush(self) -> None:
+        """Deliver what is in the outbox, so that no output of an old epoch is under way."""
+        self._step()
+
+
+def simulate(seed: int, num_steps: int) -> Counter[str]:
+    """Episodes until ``num_steps`` counted steps; event counts by kind.
+
+    Raises:
+        SimulationError: naming the seed; ``simulate`` with it fails again.
+    """
+    rng = Random(seed)
+    events: Counter[str] = Counter()
+    counted = 0
+    while counted < num_steps:
+        episode = Episode(rng, events)
+        try:
+            counted += episode.run(min(EPISODE_STEPS, num_steps - counted))
+        except SimulationError as error:
+            raise SimulationError(f"seed {seed}, after {events['steps']} steps: {error}") from error
+    return events
+
+
+def main() -> None:
+    """Run from the command line and print the count of each event kind."""
+    parser = argparse.ArgumentParser(description="Simulate the control plane.")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=20_000)
+    options = parser.parse_args()
+    events = simulate(options.seed, options.steps)
+    running = events.pop("running") / events["steps"]
+    for name, number in sorted(events.items()):
+        sys.stdout.write(f"{number:>10}  {name}\n")
+    sys.stdout.write(f"{running:>10.1f}  mean running\n")
+
+
+if __name__ == "__main__":
+    main()

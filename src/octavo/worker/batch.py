@@ -1,0 +1,104 @@
+"""From a StepPlan to the arrays that a backend runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends.program import SampleBatch, StepBatch
+from octavo.core.step import RowPlan, StepPlan
+from octavo.worker.slots import SlotTable
+
+_NO_COPIES = np.zeros((0, 4), np.int32)
+_NO_MASKS = np.zeros((0, 0), np.uint32)
+_NO_INTS = np.zeros(0, np.int32)
+_NO_FLOATS = np.zeros(0, np.float32)
+
+
+def build_batch(plan: StepPlan, table: SlotTable, *, want_logits: bool = False) -> StepBatch:
+    """Arrays of one step; ``table`` must have seen the plan's slots and rows already."""
+    rows = plan.rows
+    slots = np.fromiter((row.slot for row in rows), np.int32, len(rows))
+    lengths = np.fromiter((len(row.token_ids) for row in rows), np.int32, len(rows))
+    starts = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    return StepBatch(
+        token_ids=np.fromiter(
+            chain.from_iterable(row.token_ids for row in rows), np.int32, int(starts[-1])
+        ),
+        query_start_loc=starts,
+        context_lens=np.fromiter((row.start for row in rows), np.int32, len(rows)),
+        slots=slots,
+        block_tables=table.block_tables,
+        first_position=tuple(first[slots] for first in table.first_position),
+        copies=_copies(plan),
+        sample=_samples(rows, starts, table),
+        want_logits=want_logits,
+    )
+
+
+def _copies(plan: StepPlan) -> NDArray[np.int32]:
+    if not plan.copies:
+        return _NO_COPIES
+    return np.array([(c.group, c.src, c.dst, c.num_tokens) for c in plan.copies], np.int32)
+
+
+def _samples(rows: tuple[RowPlan, ...], starts: NDArray[np.int32], table: SlotTable) -> SampleBatch:
+    sampling = [(i, row) for i, row in enumerate(rows) if row.num_samples]
+    picks = [(i, row, k) for i, row in sampling for k in range(row.num_samples)]
+    count = len(picks)
+    index = np.fromiter((i for i, _, _ in picks), np.int32, count)
+    slots = np.fromiter((row.slot for _, row, _ in picks), np.int32, count)
+    position = np.fromiter((row.start + len(row.token_ids) for _, row, _ in picks), np.int32, count)
+    offset = np.fromiter((k for _, _, k in picks), np.int32, count)
+    names = slots.tolist()
+    banned = [
+        table.banned[slot] if table.banned_until.get(slot, 0) > at else _NO_INTS
+        for slot, at in zip(names, position.tolist(), strict=True)
+    ] if table.banned else []  # fmt: skip
+    biases = [table.bias.get(slot) for slot in names] if table.bias else []
+    histories = [table.history(slot) for slot in names]
+    history_start, history = _csr(count, histories, _NO_INTS)
+    bias_start, bias_ids = _csr(count, [b[0] if b else None for b in biases], _NO_INTS)
+    _, bias_values = _csr(count, [b[1] if b else None for b in biases], _NO_FLOATS)
+    banned_start, banned_ids = _csr(count, banned, _NO_INTS)
+    return SampleBatch(
+        token_index=starts[index + 1] - 1,
+        seed=table.seed[slots],
+        branch=table.branch[slots] + offset,
+        position=position,
+        temperature=table.temperature[slots],
+        top_k=table.top_k[slots],
+        top_p=table.top_p[slots],
+        min_p=table.min_p[slots],
+        repetition_penalty=table.repetition_penalty[slots],
+        presence_penalty=table.presence_penalty[slots],
+        frequency_penalty=table.frequency_penalty[slots],
+        num_logprobs=table.num_logprobs[slots],
+        num_prompt=table.num_prompt[slots],
+        history_start=history_start,
+        history=history,
+        bias_start=bias_start,
+        bias_ids=bias_ids,
+        bias_values=bias_values,
+        banned_start=banned_start,
+        banned_ids=banned_ids,
+        mask_index=np.full(count, -1, np.int32),
+        masks=_NO_MASKS,
+    )
+
+
+def _csr(
+    count: int, parts: Sequence[NDArray[Any] | None], empty: NDArray[Any]
+) -> tuple[NDArray[np.int32], NDArray[Any]]:
+    """Starts [count + 1] and the concatenated parts; None and a short list mean empty parts."""
+    start = np.zeros(count + 1, np.int32)
+    held = [part for part in parts if part is not None]
+    if not held:
+        return start, empty
+    np.cumsum([0 if part is None else len(part) for part in parts], out=start[1:])
+    return start, np.concatenate(held)

@@ -1,0 +1,116 @@
+"""The Runner that the engine drives: plans in, samples out, numbers in between."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from octavo.backends.program import Executor, StepOutput
+from octavo.core.request import TokenLogprobs
+from octavo.core.runner import RunnerInfo
+from octavo.core.step import RowResult, StepPlan, StepResult
+from octavo.errors import EngineError
+from octavo.worker.batch import build_batch
+from octavo.worker.slots import SlotTable
+
+
+class ModelRunner:
+    """Owns the executor (weights, KV bytes) and the row slots.
+
+    ``trace`` of the last step: ``last_output`` keeps the backend's output, raw logits included
+    when ``want_logits`` is set (accuracy tests).
+    """
+
+    def __init__(self, executor: Executor, info: RunnerInfo, *, max_slots: int) -> None:
+        self._executor = executor
+        self._info = info
+        self._generation = 0
+        blocks_per_table = -(-info.max_model_len // info.block_size) + 1
+        self._slots = SlotTable(
+            max_slots=max_slots, max_blocks=blocks_per_table, num_groups=len(info.groups)
+        )
+        self.want_logits = False
+        self.last_output: StepOutput | None = None
+
+    @property
+    def info(self) -> RunnerInfo:
+        """Facts of the model and its pool."""
+        return self._info
+
+    @property
+    def executor(self) -> Executor:
+        """The backend's executor (tests poison and read blocks through it)."""
+        return self._executor
+
+    @property
+    def progress(self) -> int:
+        """A counter that grows with every layer computed; readable from another thread."""
+        return self._executor.progress
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Apply slots and copies, run the forward, sample.
+
+        Raises:
+            EngineError: the plan asks for what this runner does not do.
+        """
+        _refuse_unsupported(plan)
+        if plan.generation != self._generation:
+            self._slots.clear()
+            self._generation = plan.generation
+        for slot in plan.freed_slots:
+            self._slots.free(slot)
+        for state in plan.new_slots:
+            self._slots.assign(state)
+        for row in plan.rows:
+            self._slots.update(row)
+        batch = build_batch(plan, self._slots, want_logits=self.want_logits)
+        output = self._executor.forward(batch)
+        self.last_output = output
+        return StepResult(
+            step_id=plan.step_id,
+            rows=self._row_results(plan, output),
+            progress=self._executor.progress,
+        )
+
+    def close(self) -> None:
+        """Free the executor. Idempotent."""
+        self._executor.close()
+
+    def _row_results(self, plan: StepPlan, output: StepOutput) -> tuple[RowResult, ...]:
+        tokens: list[int] = output.token_ids.tolist()
+        results = []
+        at = 0
+        for index, row in enumerate(plan.rows):
+            if not row.num_samples:
+                continue
+            end = at + row.num_samples
+            wanted = int(self._slots.num_logprobs[row.slot])
+            logprobs = () if wanted < 0 else _logprobs(output, range(at, end), wanted)
+            results.append(RowResult(row=index, token_ids=tuple(tokens[at:end]), logprobs=logprobs))
+            at = end
+        return tuple(results)
+
+
+def _logprobs(output: StepOutput, samples: range, count: int) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(
+            int(output.token_ids[i]),
+            float(output.logprobs[i]),
+            tuple(
+                zip(
+                    output.top_ids[i, :count].tolist(),
+                    np.asarray(output.top_logprobs[i, :count], np.float64).tolist(),
+                    strict=True,
+                )
+            ),
+        )
+        for i in samples
+    )
+
+
+def _refuse_unsupported(plan: StepPlan) -> None:
+    if plan.swaps:
+        raise EngineError("this runner has no host tier; the plan asks for swap moves")
+    if plan.grammar_masks:
+        raise EngineError("this runner takes no grammar masks")
+    if any(row.num_drafts or row.source_row >= 0 for row in plan.rows):
+        raise EngineError("this runner verifies no drafts and pipelines no steps")

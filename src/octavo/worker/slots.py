@@ -1,0 +1,122 @@
+"""Row slots: the persistent per-sequence state of the worker, as arrays indexed by slot.
+
+A plan names slots and carries only what changed, so that building a batch is a handful of array
+look-ups whatever the number of sequences.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import RowPlan, SlotState
+
+_UINT64 = 1 << 64
+
+
+class SlotTable:
+    """Owns sampling parameters, block tables and the token histories that penalties need.
+
+    ``block_tables[g]`` is int32 [max_slots, max_blocks]; ``first_position[g]`` int32 [max_slots].
+    """
+
+    def __init__(self, *, max_slots: int, max_blocks: int, num_groups: int) -> None:
+        self.max_slots = max_slots
+        self.block_tables = tuple(
+            np.zeros((max_slots, max_blocks), np.int32) for _ in range(num_groups)
+        )
+        self.first_position = tuple(np.zeros(max_slots, np.int32) for _ in range(num_groups))
+        self.seed = np.zeros(max_slots, np.uint64)
+        self.branch = np.zeros(max_slots, np.int32)
+        self.temperature = np.zeros(max_slots, np.float32)
+        self.top_k = np.zeros(max_slots, np.int32)
+        self.top_p = np.ones(max_slots, np.float32)
+        self.min_p = np.zeros(max_slots, np.float32)
+        self.repetition_penalty = np.ones(max_slots, np.float32)
+        self.presence_penalty = np.zeros(max_slots, np.float32)
+        self.frequency_penalty = np.zeros(max_slots, np.float32)
+        self.num_logprobs = np.full(max_slots, -1, np.int32)
+        self.num_prompt = np.zeros(max_slots, np.int32)
+        self.banned_until: dict[int, int] = {}
+        self.banned: dict[int, NDArray[np.int32]] = {}
+        self.bias: dict[int, tuple[NDArray[np.int32], NDArray[np.float32]]] = {}
+        self._history: dict[int, NDArray[np.int32]] = {}
+        self._known: dict[int, int] = {}
+
+    def assign(self, state: SlotState) -> None:
+        """Give a slot to a sequence; whatever it held before is gone."""
+        slot, params = state.slot, state.sampling
+        self.free(slot)
+        self.seed[slot] = state.seed % _UINT64
+        self.branch[slot] = state.branch
+        self.temperature[slot] = params.temperature
+        self.top_k[slot] = params.top_k
+        self.top_p[slot] = params.top_p
+        self.min_p[slot] = params.min_p
+        self.repetition_penalty[slot] = params.repetition_penalty
+        self.presence_penalty[slot] = params.presence_penalty
+        self.frequency_penalty[slot] = params.frequency_penalty
+        self.num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
+        self.num_prompt[slot] = state.num_prompt_tokens
+        if state.banned_token_ids and state.banned_until:
+            self.banned_until[slot] = state.num_prompt_tokens + state.banned_until
+            self.banned[slot] = np.array(sorted(set(state.banned_token_ids)), np.int32)
+        if params.logit_bias:
+            ids, values = zip(*sorted(dict(params.logit_bias).items()), strict=True)
+            self.bias[slot] = (np.array(ids, np.int32), np.array(values, np.float32))
+        if has_penalties(params):
+            self._history[slot] = np.zeros(max(256, 2 * len(state.token_ids)), np.int32)
+            self._known[slot] = 0
+            self._extend(slot, 0, state.token_ids)
+
+    def free(self, slot: int) -> None:
+        """Forget what a slot held. Idempotent."""
+        for held in (self.banned_until, self.banned, self.bias, self._history, self._known):
+            held.pop(slot, None)
+
+    def clear(self) -> None:
+        """Forget every slot (a full resync follows)."""
+        for slot in range(self.max_slots):
+            self.free(slot)
+
+    def update(self, row: RowPlan) -> None:
+        """Take a row's table changes and the tokens it brings."""
+        slot = row.slot
+        for change in row.tables:
+            end = change.keep + len(change.blocks)
+            if change.blocks:
+                self.block_tables[change.group][slot, change.keep : end] = change.blocks
+            self.first_position[change.group][slot] = change.first_position
+        if slot in self._history:
+            self._extend(slot, row.start, row.token_ids)
+
+    def history(self, slot: int) -> NDArray[np.int32] | None:
+        """Tokens so far (prompt first) of a slot whose penalties need them, else None."""
+        held = self._history.get(slot)
+        return None if held is None else held[: self._known[slot]]
+
+    def _extend(self, slot: int, start: int, tokens: tuple[int, ...]) -> None:
+        # A recomputed row brings tokens that are known already; only what lies past them counts.
+        known = self._known[slot]
+        assert start <= known, "I4: a row starts beyond its known tokens"
+        fresh = tokens[known - start :]
+        if not fresh:
+            return
+        end = known + len(fresh)
+        held = self._history[slot]
+        if end > len(held):
+            grown = np.zeros(2 * end, np.int32)
+            grown[:known] = held[:known]
+            self._history[slot] = held = grown
+        held[known:end] = fresh
+        self._known[slot] = end
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    """Whether sampling depends on the tokens so far."""
+    return (
+        params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
+    )

@@ -1,0 +1,100 @@
+"""What the native backend refuses, reports and survives."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from octavo import _native
+from octavo.backends.native import NativeBackend, default_num_threads, probe_machine
+from octavo.backends.program import BackendOptions
+from octavo.errors import ConfigError
+from octavo.models import build_program, cache_layout
+from oracles.step_batches import Row, step
+from oracles.tiny_models import random_tensors, tiny_spec
+
+
+def load(*, block_size=16, num_blocks=8, kv_dtype="bf16", **options):
+    spec = tiny_spec()
+    layout = cache_layout(
+        spec, block_size=block_size, num_blocks=num_blocks, kv_dtype=kv_dtype
+    )
+    return NativeBackend().load(
+        build_program(spec), random_tensors(spec), layout, BackendOptions(**options)
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"isa": "sse9"}, ("sse9", "scalar")),
+        ({"num_threads": -1}, ("-1", "256")),
+        ({"num_threads": 1000}, ("1000", "256")),
+        ({"activation": "int4"}, ("int4", "f32")),
+        ({"max_tokens": 0}, ("0", "max_num_batched_tokens")),
+        ({"block_size": 8}, ("8", "16")),
+        ({"num_blocks": 0}, ("0", "kv_bytes")),
+        ({"kv_dtype": "fp8"}, ("fp8", "bf16")),
+    ],
+)
+def test_impossible_options_are_refused_by_name(options, words):
+    with pytest.raises(ConfigError) as caught:
+        load(**options)
+    for word in words:
+        assert word in caught.value.message
+
+
+def test_info_says_what_runs():
+    executor = load(num_threads=3, isa="scalar")
+    assert executor.info["isa"] == "scalar"
+    assert executor.info["num_threads"] == 3
+    assert any("scalar" in note for note in executor.info["notes"])
+
+
+def test_the_fingerprint_names_the_activation_mode_not_the_instruction_set():
+    assert load(isa="scalar").fingerprint == load(isa="avx2").fingerprint
+    assert load(activation="f32").fingerprint != load().fingerprint
+
+
+def test_block_bytes_count_all_layers():
+    spec = tiny_spec()
+    layout = cache_layout(spec, block_size=32, num_blocks=4)
+    expected = spec.num_layers * 32 * spec.num_kv_heads * spec.head_dim * 2 * 2
+    assert NativeBackend().kv_block_bytes(layout, 0) == expected
+
+
+def test_broken_batches_are_caught_before_memory_is():
+    executor = load()
+    good = Row(tokens=[1, 2], table=[0], logits_at=[1])
+    expected = executor.forward(step([good])).logits
+    for bad in (
+        replace(good, tokens=[1, 97]),
+        replace(good, table=[8]),
+        replace(good, start=15),
+        replace(good, first=3),
+        replace(good, tokens=list(range(90)) * 6, table=[0] * 40),
+    ):
+        with pytest.raises(ValueError, match=r"."):
+            executor.forward(step([bad]))
+    assert np.array_equal(executor.forward(step([good])).logits, expected)
+
+
+def test_close_is_idempotent_and_frees_the_threads():
+    before = len(os.listdir("/proc/self/task"))
+    executor = load(num_threads=4)
+    assert len(os.listdir("/proc/self/task")) == before + 3
+    executor.close()
+    executor.close()
+    assert len(os.listdir("/proc/self/task")) == before
+
+
+def test_probes_measure_something():
+    found = probe_machine(2)
+    assert found["isas"] == list(_native.cpu_features())
+    assert found["barrier_ns"] > 0
+    assert found["read_gbs"] > 0
+    assert found["int8_gops"] > 0
+    assert default_num_threads() >= 1

@@ -1,0 +1,201 @@
+"""The schedule never changes the answer: the native engine on the real model, compared with `==`.
+
+Every case runs the same requests as `alone` did, one by one in an engine of their own, and shows by
+counters that what it names happened. Compared are token ids and log-probabilities, bit for bit.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.sampling_params import SamplingParams
+from octavo.llm import LLM, Completion
+
+Answer = list[tuple[tuple[int, ...], tuple[Any, ...]]]
+
+TEXT = (
+    "The history of the lighthouse begins with fires on hilltops. Sailors learned to read the "
+    "coast by night, and builders learned to raise the flame. In {year}, the keeper wrote {n} "
+    "lines in the log: wind from the west, {n} ships, one of them without a name. "
+)
+MAX_LEN = 2560
+
+
+def make(path: Path, **options: Any) -> LLM:
+    scheduler = SchedulerConfig(
+        max_num_batched_tokens=options.pop("budget", 512),
+        max_num_seqs=options.pop("seqs", 48),
+        policy=options.pop("policy", "optimistic"),
+        check_every_n_steps=1,
+    )
+    cache = CacheConfig(
+        block_size=options.pop("block_size", 16),
+        num_blocks=options.pop("num_blocks", None),
+        kv_bytes=options.pop("kv_bytes", 512 << 20),
+        prefix_cache=options.pop("prefix_cache", True),
+    )
+    return LLM(str(path), scheduler=scheduler, cache=cache, **options)
+
+
+def requests(llm: LLM) -> list[tuple[list[int], SamplingParams]]:
+    """Prompts from one token to past 600, greedy and seeded, plain and with penalties."""
+    rng = random.Random(7)
+    story = llm.tokenizer.encode("".join(TEXT.format(year=1700 + i, n=3 * i) for i in range(40)))
+    kinds = [
+        SamplingParams(temperature=0.0, max_tokens=12, logprobs=3, seed=1),
+        SamplingParams(temperature=0.9, top_p=0.9, max_tokens=14, logprobs=2, seed=2),
+        SamplingParams(temperature=1.3, top_k=40, max_tokens=10, logprobs=0, seed=3),
+        SamplingParams(
+            temperature=0.7, min_p=0.05, repetition_penalty=1.2, presence_penalty=0.3,
+            frequency_penalty=0.2, max_tokens=12, logprobs=1, seed=4,
+        ),
+        SamplingParams(temperature=1.0, n=3, max_tokens=9, logprobs=1, seed=5),
+        SamplingParams(
+            temperature=0.8, min_tokens=8, logit_bias=((198, 4.0),), max_tokens=16, seed=6,
+            logprobs=2,
+        ),
+    ]  # fmt: skip
+    lengths = [1, 2, 15, 16, 17, 31, 33, 64, 100, 130, 200, 257, 300, 620]
+    asked = []
+    for index, length in enumerate(lengths):
+        # Every other prompt starts at the same place, so that prefixes are shared mid-block.
+        start = 0 if index % 2 else rng.randrange(50)
+        params = replace(kinds[index % len(kinds)], ignore_eos=index % 3 == 0)
+        asked.append((story[start : start + length], params))
+    return asked
+
+
+def answer(completions: list[Completion]) -> Answer:
+    return [(done.token_ids, done.logprobs) for done in completions]
+
+
+def run_alone(llm: LLM, asked: list[tuple[list[int], SamplingParams]]) -> list[Answer]:
+    answers = []
+    for prompt, params in asked:
+        llm.engine.reset_prefix_cache()
+        answers.append(answer(llm.generate(prompt, params)))
+    return answers
+
+
+def run_together(
+    llm: LLM, asked: list[tuple[list[int], SamplingParams]], order: list[int]
+) -> list[Answer]:
+    """One batch in the given order; answers in the order of ``asked``."""
+    done = iter(answer(llm.generate([asked[i][0] for i in order], [asked[i][1] for i in order])))
+    answers: dict[int, Answer] = {}
+    for i in order:
+        answers[i] = [next(done) for _ in range(asked[i][1].n)]
+    return [answers[i] for i in sorted(answers)]
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_path: Path) -> Iterator[LLM]:
+    with make(smollm2_path) as loaded:
+        yield loaded
+        assert loaded.engine.check_invariants() == []
+        assert loaded.engine.violations == []
+
+
+@pytest.fixture(scope="module")
+def alone(llm: LLM) -> list[Answer]:
+    return run_alone(llm, requests(llm))
+
+
+@pytest.mark.parametrize("width", [2, 5, 14])
+def test_in_a_batch_in_any_order(llm: LLM, alone: list[Answer], width: int) -> None:
+    asked = requests(llm)
+    rng = random.Random(width)
+    before = llm.stats().counters
+    for _ in range(2):
+        llm.engine.reset_prefix_cache()
+        order = rng.sample(range(len(asked)), width)
+        together = run_together(llm, asked, order)
+        assert together == [alone[i] for i in sorted(order)]
+    after = llm.stats().counters
+    assert after["mixed_steps"] > before["mixed_steps"]
+    assert after["forks"] > before["forks"] or width < 5
+
+
+def test_among_32_streams(llm: LLM, alone: list[Answer]) -> None:
+    asked = requests(llm)
+    crowd = [
+        ([17 + 31 * i, 5 + i, 900 + i], SamplingParams(max_tokens=20, seed=i, ignore_eos=True))
+        for i in range(18)
+    ]
+    llm.engine.reset_prefix_cache()
+    together = run_together(llm, asked + crowd, list(range(len(asked) + len(crowd))))
+    assert together[: len(asked)] == alone
+
+
+@pytest.mark.parametrize("budget", [3, 16, 50, 128, 1000])
+def test_any_chunk_size(smollm2_path: Path, alone: list[Answer], budget: int) -> None:
+    with make(smollm2_path, budget=budget, seqs=min(budget, 48)) as llm:
+        asked = requests(llm)
+        # A budget of a few tokens takes hundreds of steps a prompt: the short ones say it all.
+        some = [i for i, (prompt, _) in enumerate(asked) if len(prompt) <= max(64, budget * 12)]
+        assert run_together(llm, asked, some) == [alone[i] for i in some]
+        longest = max(len(asked[i][0]) for i in some)
+        assert llm.stats().counters["steps"] > longest // budget
+
+
+def test_warm_equals_cold(llm: LLM, alone: list[Answer]) -> None:
+    asked = requests(llm)
+    llm.engine.reset_prefix_cache()
+    first = run_together(llm, asked, list(range(len(asked))))
+    before = llm.stats().counters
+    second = run_together(llm, asked, list(range(len(asked))))
+    after = llm.stats().counters
+    assert first == second == alone
+    assert after["prefix_hit_tokens"] - before["prefix_hit_tokens"] > 1000
+    assert after["partial_hits"] > before["partial_hits"]
+    assert after["cow_copies"] > before["cow_copies"]
+
+
+def test_preempted(smollm2_path: Path, alone: list[Answer]) -> None:
+    with make(smollm2_path, num_blocks=60, max_model_len=700) as llm:
+        asked = requests(llm)
+        assert run_together(llm, asked, list(range(len(asked)))) == alone
+        counters = llm.stats().counters
+        assert counters["preemptions"] > 0
+        assert counters["recomputed_tokens"] > 0
+        assert llm.stats().gauges["orphan_blocks"] == 0
+
+
+@pytest.mark.parametrize("block_size", [32, 64])
+def test_any_block_size(smollm2_path: Path, alone: list[Answer], block_size: int) -> None:
+    with make(smollm2_path, block_size=block_size) as llm:
+        asked = requests(llm)
+        assert run_together(llm, asked, list(range(len(asked)))) == alone
+        assert llm.model.runner.info.block_size == block_size
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_any_number_of_threads(smollm2_path: Path, alone: list[Answer], threads: int) -> None:
+    with make(smollm2_path, num_threads=threads) as llm:
+        asked = requests(llm)
+        assert run_together(llm, asked, list(range(len(asked)))) == alone
+
+
+def test_past_two_thousand_tokens(smollm2_path: Path) -> None:
+    """Long enough for many softmax segments: alone, chunked otherwise, warm, and in company."""
+    sampling = SamplingParams(temperature=0.8, max_tokens=6, seed=11, logprobs=2, ignore_eos=True)
+    with make(smollm2_path, budget=2048, num_threads=2) as one:
+        limit = one.model.runner.info.max_model_len
+        story = one.tokenizer.encode("".join(TEXT.format(year=1000 + i, n=i) for i in range(80)))
+        prompt = story[: min(2030, limit - 8)]
+        assert len(prompt) > 2000
+        cold = answer(one.generate(prompt, sampling))
+        warm = answer(one.generate(prompt, sampling))
+        assert one.stats().counters["prefix_hit_tokens"] > 1900
+    with make(smollm2_path, budget=200, block_size=32, num_threads=1) as other:
+        crowd = [story[i * 5 : i * 5 + 40] for i in range(6)]
+        together = answer(other.generate([prompt, *crowd], sampling))
+        assert other.stats().counters["mixed_steps"] > 0
+    assert cold == warm == together[:1]

@@ -1,0 +1,236 @@
+"""The KV manager against the seed's own model, under arbitrary sequences of operations."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+)
+
+from octavo.kv import KVCacheManager, SequenceKV, check_kv, check_writes, take_ledger
+from octavo.testing.fake_runner import make_info
+from octavo.testing.oracle import PagedOracle
+
+BLOCK_SIZES = (1, 2, 3, 8, 16, 32)
+DIGEST = b"root"
+tokens_of = st.lists(st.integers(1, 2), min_size=1, max_size=40)
+
+
+class KVMachine(RuleBasedStateMachine):
+    """Every branch exists twice: in the manager, its content in ``store``, and in the oracle."""
+
+    branches = Bundle("branches")
+    leases = Bundle("leases")
+
+    @initialize(
+        block_size=st.sampled_from(BLOCK_SIZES),
+        num_blocks=st.integers(3, 24),
+        prefix_cache=st.booleans(),
+    )
+    def start(self, block_size: int, num_blocks: int, prefix_cache: bool) -> None:
+        info = make_info(block_size=block_size, num_blocks=num_blocks)
+        self.kv = KVCacheManager(info, prefix_cache=prefix_cache, max_chunk=64)
+        self.prefix_cache = prefix_cache
+        self.oracle = PagedOracle(num_blocks, block_size)
+        self.store = {block: [0] * block_size for block in range(num_blocks)}
+        self.sequences: dict[str, SequenceKV] = {}
+        self.num_leases = 0
+        self.count = 0
+
+    def name(self) -> str:
+        self.count += 1
+        return f"b{self.count}"
+
+    # -- what the data plane would do --------------------------------------------------------
+
+    def read(self, seq: SequenceKV, length: int) -> list[int]:
+        size = self.kv.block_size
+        blocks = seq.tables[0].blocks
+        return [self.store[blocks[at // size]][at % size] for at in range(length)]
+
+    def write(self, seq: SequenceKV, tokens: list[int]) -> None:
+        size = self.kv.block_size
+        assert check_writes(self.kv, seq) == []
+        for at, token in enumerate(tokens, seq.num_computed):
+            self.store[seq.tables[0].blocks[at // size]][at % size] = token
+
+    def execute(self, copies, work: list[tuple[str, list[int], int]]) -> None:
+        for copy in copies:
+            source = self.store[copy.src]
+            self.store[copy.dst] = source[: copy.num_tokens] + [0] * (
+                self.kv.block_size - copy.num_tokens
+            )
+        for name, tokens, _ in work:
+            self.write(self.sequences[name], tokens)
+        for name, tokens, accepted in work:
+            seq = self.sequences[name]
+            history = self.read(seq, seq.num_computed) + tokens
+            self.kv.commit(seq, history, accepted)
+            self.oracle.truncate(name, seq.num_computed)
+        self.kv.end_step()
+
+    # -- rules -------------------------------------------------------------------------------
+
+    @rule(target=branches)
+    def add(self) -> str:
+        name = self.name()
+        self.sequences[name] = self.kv.new_sequence(DIGEST)
+        self.oracle.add(name)
+        return name
+
+    @rule(name=branches, tokens=tokens_of, accepted=st.integers(0, 40))
+    def append(self, name: str, tokens: list[int], accepted: int) -> None:
+        step = self.kv.begin()
+        fits = step.grow(self.sequences[name], len(tokens))
+        saved = deepcopy((self.oracle.data, self.oracle.tables))
+        expected = self.oracle.append(name, tokens)
+        if self.num_leases == 0:
+            assert fits == expected or (self.prefix_cache and fits)
+        if not fits:
+            self.oracle.data, self.oracle.tables = saved
+            return
+        if not expected:
+            self.oracle.num_blocks += 1000
+            assert self.oracle.append(name, tokens)
+            self.oracle.num_blocks -= 1000
+        copies = step.seal()
+        assert copies is not None
+        self.execute(copies, [(name, tokens, min(accepted, len(tokens)))])
+
+    @rule(names=st.lists(branches, min_size=2, max_size=4, unique=True), fail_at=st.integers(1, 4))
+    def refuse(self, names: list[str], fail_at: int) -> None:
+        """The n-th allocation of a step is refused: nothing may have changed."""
+        before = {name: list(seq.tables[0].blocks) for name, seq in self.sequences.items()}
+        pool, calls = self.kv.pools[0], 0
+        real = pool.allocate
+
+        def allocate(owner: int, count: int) -> list[int] | None:
+            nonlocal calls
+            calls += 1
+            return None if calls == fail_at else real(owner, count)
+
+        step = self.kv.begin()
+        added = [name for name in names if step.grow(self.sequences[name], self.kv.block_size)]
+        pool.allocate = allocate
+        copies = step.seal()
+        pool.allocate = real
+        if calls >= fail_at:
+            assert copies is None
+            after = {name: list(seq.tables[0].blocks) for name, seq in self.sequences.items()}
+            assert after == before
+            return
+        assert copies is not None
+        work = [(name, [1] * self.kv.block_size, 0) for name in added]
+        for name, tokens, _ in work:
+            self.oracle.num_blocks += 1000
+            self.oracle.append(name, tokens)
+            self.oracle.num_blocks -= 1000
+        self.execute(copies, work)
+
+    @rule(target=branches, parent=branches)
+    def fork(self, parent: str) -> str:
+        name = self.name()
+        self.sequences[name] = self.kv.fork(self.sequences[parent])
+        self.oracle.fork(parent, name)
+        return name
+
+    @rule(name=consumes(branches))
+    def release(self, name: str) -> None:
+        seq = self.sequences.pop(name)
+        self.kv.release(seq)
+        self.kv.release(seq)
+        self.oracle.release(name)
+
+    @rule(target=branches, like=branches, extra=tokens_of)
+    def admit(self, like: str, extra: list[int]):
+        """A new request that repeats a branch's tokens and goes on: read what is cached."""
+        tokens = self.oracle.read(like) + extra
+        hit = self.kv.lookup(DIGEST, tokens)
+        assert hit is None or hit.length < len(tokens)
+        seq = self.kv.new_sequence(DIGEST)
+        demand = self.kv.promises.demand(len(tokens), 0, 0)
+        while True:
+            step = self.kv.begin()
+            cached = hit.length if hit else 0
+            if step.admit(seq, len(tokens) - cached, hit=hit, demand=demand):
+                break
+            if hit is None or hit.length % self.kv.block_size == 0:
+                if hit is not None:
+                    self.kv.unpin(hit)
+                self.kv.release(seq)
+                return multiple()
+            hit = self.kv.shorten(hit, DIGEST, tokens)
+        copies = step.seal()
+        assert copies is not None
+        name = self.name()
+        self.sequences[name] = seq
+        self.oracle.add(name)
+        self.oracle.num_blocks += 1000
+        self.oracle.append(name, tokens)
+        self.oracle.num_blocks -= 1000
+        self.execute(copies, [(name, tokens[cached:], len(tokens) - cached)])
+        return name
+
+    @rule(target=leases, name=branches)
+    def lease(self, name: str) -> tuple[int, ...]:
+        self.num_leases += 1
+        return self.kv.lease(self.sequences[name])
+
+    @rule(lease=consumes(leases))
+    def end_lease(self, lease: tuple[int, ...]) -> None:
+        self.num_leases -= 1
+        self.kv.end_lease(lease)
+        self.kv.end_lease(lease)
+
+    @rule(count=st.integers(1, 5))
+    def evict(self, count: int) -> None:
+        self.kv.evict(0, count)
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        self.kv.reset_prefix_cache()
+
+    # -- what always holds -------------------------------------------------------------------
+
+    @invariant()
+    def owned(self) -> None:
+        if not hasattr(self, "kv"):
+            return
+        assert check_kv(self.kv) == []
+        free = self.kv.pools[0].free_blocks()
+        self.store.update({block: [0] * self.kv.block_size for block in free})
+        for name, seq in self.sequences.items():
+            assert self.read(seq, seq.num_computed) == self.oracle.read(name)
+        held = {block for seq in self.sequences.values() for block in seq.tables[0].blocks}
+        if self.prefix_cache:
+            assert len(held) <= len(self.oracle.used())
+        else:
+            assert len(held) == len(self.oracle.used())
+            for name, seq in self.sequences.items():
+                pool = self.kv.pools[0]
+                refs = [pool.refs[b] - pool.leases[b] for b in seq.tables[0].blocks]
+                assert refs == [self.oracle.refs(b) for b in self.oracle.tables[name]]
+        ledger = take_ledger(self.kv)
+        assert ledger.accounted == ledger.pool
+        assert ledger.orphan_blocks == 0
+
+
+TestKVMachine = KVMachine.TestCase
+TestKVMachine.settings = settings(max_examples=150, stateful_step_count=50)
+
+
+@pytest.mark.slow
+class TestKVMachineLong(KVMachine.TestCase):
+    """The same, longer."""
+
+    settings = settings(max_examples=600, stateful_step_count=80)

@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from octavo.cluster.engine_loop import LEASE_S, EngineLoop
+from octavo.cluster.engine_process import snapshot_of, welcome_of
+from octavo.cluster.messages import (
+    AbortMessage,
+    Control,
+    ControlReply,
+    FrontendMessage,
+    Hello,
+    Lease,
+    Outputs,
+    Stats,
+    StopBranchMessage,
+    SubmitMessage,
+    Welcome,
+)
+from octavo.cluster.wire import (
+    MAX_FRAME_BYTES,
+    WireError,
+    decode_engine_message,
+    decode_frontend_message,
+    encode,
+)
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.request import FinishReason, Request, Submit
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine import EngineCore
+from octavo.testing.fake_runner import FakeRunner, make_info
+
+
+@dataclass
+class Wire:
+    inbox: list[tuple[bytes, bytes]] = field(default_factory=list)
+    sent: list[tuple[bytes, Any]] = field(default_factory=list)
+    timeouts: list[float | None] = field(default_factory=list)
+    dead: set[bytes] = field(default_factory=set)
+
+    def receive(self, timeout_s: float | None) -> list[tuple[bytes, bytes]]:
+        self.timeouts.append(timeout_s)
+        frames, self.inbox = self.inbox, []
+        return frames
+
+    def send(self, peer: bytes, frame: bytes) -> bool:
+        if peer in self.dead:
+            return False
+        self.sent.append((peer, decode_engine_message(frame)))
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+class Room:
+    def __init__(self) -> None:
+        self.wire = Wire()
+        self.now = 100.0
+        info = make_info()
+        self.core = EngineCore(FakeRunner(info), SchedulerConfig(), CacheConfig(), epoch=7)
+        self.loop = EngineLoop(
+            self.core,
+            self.wire,
+            welcome_of(self.core, info),
+            snapshot=lambda: snapshot_of(self.core),
+            control=lambda verb: {"verb": verb},
+            clock=lambda: self.now,
+        )
+
+    def say(self, message: FrontendMessage, peer: bytes = b"a") -> None:
+        self.wire.inbox.append((peer, encode(message)))
+        self.loop.run_once()
+
+    def hello(self, peer: bytes = b"a", epoch: int = 1) -> None:
+        self.say(Hello(client_epoch=epoch), peer)
+
+    def got(self, kind: type, peer: bytes = b"a") -> list[Any]:
+        return [m for to, m in self.wire.sent if to == peer and isinstance(m, kind)]
+
+    def turns(self, count: int) -> None:
+        for _ in range(count):
+            self.loop.run_once()
+
+
+def submit(name: str = "r", *, epoch: int = 1, **sampling: Any) -> SubmitMessage:
+    options = {"max_tokens": 400, "seed": 1, **sampling}
+    request = Request(
+        request_id=name, prompt_token_ids=(1, 2, 3), sampling=SamplingParams(**options)
+    )
+    return SubmitMessage(client_epoch=epoch, submit=Submit(request=request))
+
+
+def test_hello_is_welcomed_and_another_protocol_is_not() -> None:
+    room = Room()
+    room.hello()
+    assert room.got(Welcome)[0].engine_epoch == 7
+    assert room.got(Stats)
+    room.say(Hello(client_epoch=2, version=99), b"b")
+    assert room.got(Welcome, b"b") == []
+
+
+def test_idle_is_a_wait_without_end() -> None:
+    room = Room()
+    room.hello()
+    room.say(submit(max_tokens=2))
+    room.turns(5)
+    assert room.wire.timeouts[-1] is None
+    assert room.got(Stats)[-1].num_running == 0
+    room.wire.timeouts.clear()
+    room.say(submit("s"))
+    room.turns(2)
+    assert room.wire.timeouts[-1] == 0.0
+
+
+def test_strangers_are_not_served() -> None:
+    room = Room()
+    room.say(submit())
+    room.hello()
+    room.say(submit(epoch=5))
+    room.turns(3)
+    assert not room.core.requests.states
+
+
+def test_only_the_owner_may_cancel_or_stop() -> None:
+    room = Room()
+    room.hello(b"a", 1)
+    room.hello(b"b", 2)
+    room.say(submit(), b"a")
+    room.say(AbortMessage(client_epoch=2, request_ids=["r"]), b"b")
+    room.say(StopBranchMessage(client_epoch=2, request_id="r", branch=0), b"b")
+    room.say(submit(epoch=2), b"b")
+    room.turns(2)
+    assert "r" in room.core.requests.states
+    assert room.got(Outputs, b"b")[-1].outputs[0].error == "the request id is in use"
+    room.say(AbortMessage(client_epoch=1, request_ids=["r", "unknown"]), b"a")
+    assert not room.core.requests.states
+
+
+def test_a_silent_frontend_loses_its_requests_within_the_lease() -> None:
+    room = Room()
+    room.hello(b"a", 1)
+    room.hello(b"b", 2)
+    room.say(submit("ra"), b"a")
+    room.say(submit("rb", epoch=2), b"b")
+    for _ in range(5):
+        room.now += LEASE_S / 4
+        room.say(Lease(client_epoch=2), b"b")
+    assert list(room.core.requests.states) == ["rb"]
+    last = room.got(Outputs)[-1].outputs[0]
+    assert (last.request_id, last.finish_reason) == ("ra", FinishReason.ABORT)
+    assert all(pool.num_free for pool in room.core.kv.pools)
+
+
+def test_leases_that_waited_out_a_long_step_count() -> None:
+    room = Room()
+    room.hello()
+    room.say(submit())
+    room.now += 10 * LEASE_S
+    room.say(Lease(client_epoch=1))
+    assert "r" in room.core.requests.states
+
+
+def test_an_unreachable_frontend_loses_its_requests_at_once() -> None:
+    room = Room()
+    room.hello()
+    room.say(submit())
+    room.wire.dead.add(b"a")
+    room.turns(3)
+    assert not room.core.requests.states
+
+
+def test_a_new_connection_of_the_same_frontend_replaces_the_old() -> None:
+    room = Room()
+    room.hello(b"a", 1)
+    room.say(submit())
+    room.hello(b"b", 1)
+    assert not room.core.requests.states
+    room.say(submit(), b"b")
+    assert "r" in room.core.requests.states
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prompt_token_ids": ()},
+        {"prompt_token_ids": (1, -1)},
+        {"prompt_token_ids": (1000,)},
+        {"sampling": SamplingParams(n=0)},
+        {"sampling": SamplingParams(n=1000)},
+        {"sampling": SamplingParams(temperature=float("nan"))},
+        {"sampling": SamplingParams(logit_bias=((5000, 1.0),))},
+        {"adapter": "none such"},
+    ],
+)
+def test_impossible_requests_are_refused_not_run(change: dict[str, Any]) -> None:
+    room = Room()
+    room.hello()
+    message = submit()
+    request = replace(message.submit.request, **change)
+    room.say(SubmitMessage(client_epoch=1, submit=Submit(request=request)))
+    room.turns(2)
+    outputs = [output for message in room.got(Outputs) for output in message.outputs]
+    assert outputs[0].finish_reason is FinishReason.ERROR
+    assert outputs[0].error_code == "invalid_request_error"
+    assert not room.core.requests.states
+
+
+def test_tokens_to_resume_from_are_checked_too() -> None:
+    room = Room()
+    room.hello()
+    request = submit().submit.request
+    bad = Submit(request=request, epoch=1, branch_tokens=((1, 99999),))
+    room.say(SubmitMessage(client_epoch=1, submit=bad))
+    assert room.got(Outputs)[-1].outputs[0].finish_reason is FinishReason.ERROR
+
+
+def test_control_is_answered() -> None:
+    room = Room()
+    room.hello()
+    room.say(Control(client_epoch=1, call_id=3, verb="kv"))
+    reply = room.got(ControlReply)[0]
+    assert (reply.call_id, reply.body) == (3, {"verb": "kv"})
+
+
+def test_hostile_frames_drop_their_sender_and_nobody_else() -> None:
+    room = Room()
+    room.hello(b"good", 1)
+    room.say(submit("good"), b"good")
+    rng = random.Random(3)
+    valid = encode(submit("evil", epoch=2))
+    for round_ in range(300):
+        room.hello(b"evil", 2)
+        frame = bytearray(valid if round_ % 2 else rng.randbytes(rng.randint(0, 80)))
+        if frame:
+            frame[rng.randrange(len(frame))] = rng.randrange(256)
+        room.wire.inbox.append((b"evil", bytes(frame[: rng.randint(0, len(frame))])))
+        room.loop.run_once()
+        room.now += 0.001
+        room.say(Lease(client_epoch=1), b"good")
+    assert "good" in room.core.requests.states or room.got(Outputs, b"good")
+    assert room.core.check_invariants() == []
+
+
+def test_a_malformed_frame_cancels_what_its_sender_owned() -> None:
+    room = Room()
+    room.hello()
+    room.say(submit())
+    room.wire.inbox.append((b"a", b"\xc1"))
+    room.loop.run_once()
+    assert not room.core.requests.states
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xc1",
+        msgspec.msgpack.encode({"type": "Unknown"}),
+        msgspec.msgpack.encode({"type": "Hello", "client_epoch": "1"}),
+        msgspec.msgpack.encode(["Hello", 1]),
+        b"\x81" * 100_000,
+        b"\x91" * 100_000,
+        b"\x00" * (MAX_FRAME_BYTES + 1),
+    ],
+)
+def test_malformed_frames_are_wire_errors(frame: bytes) -> None:
+    with pytest.raises(WireError):
+        decode_frontend_message(frame)
+    with pytest.raises(WireError):
+        decode_engine_message(frame)
+
+
+def test_frames_survive_the_wire() -> None:
+    message = submit(
+        n=3, stop=("a", "b"), logit_bias=((3, -1.5),), stop_token_ids=(4,), temperature=0.5
+    )
+    assert decode_frontend_message(encode(message)) == message
+
+
+def test_a_frame_over_the_cap_is_not_sent() -> None:
+    with pytest.raises(WireError, match="exceeds the limit"):
+        encode(AbortMessage(client_epoch=1, request_ids=["x" * MAX_FRAME_BYTES]))

@@ -1,0 +1,101 @@
+"""Every sampling field has a range, and a refusal that names it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import pytest
+
+from octavo.core import SamplingParams, validate_sampling_params
+from octavo.errors import InvalidRequestError
+
+VOCAB = 100
+HOSTILE_INTEGERS = [True, 1.5, "1", None, math.nan, -(1 << 70), 1 << 70]
+HOSTILE_NUMBERS = [True, "1", None, math.nan, math.inf, -math.inf, 1e308, -1e308]
+INTEGERS = ["n", "max_tokens", "min_tokens", "top_k", "seed", "logprobs"]
+NUMBERS = [
+    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"
+]  # fmt: skip
+MAY_BE_NONE = {"max_tokens", "seed", "logprobs"}
+
+
+def refused(**values: object) -> str | None:
+    try:
+        validate_sampling_params(SamplingParams(**values), vocab_size=VOCAB)  # type: ignore[arg-type]
+    except InvalidRequestError as error:
+        return error.param
+    return None
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("value", HOSTILE_INTEGERS)
+def test_hostile_integers(name: str, value: object) -> None:
+    expected = None if value is None and name in MAY_BE_NONE else name
+    assert refused(**{name: value}) == expected
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", HOSTILE_NUMBERS)
+def test_hostile_numbers(name: str, value: object) -> None:
+    assert refused(**{name: value}) == name
+
+
+@pytest.mark.parametrize(
+    ("values", "param"),
+    [
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.01}, "top_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logit_bias": ((100, 0.0),)}, "logit_bias"),
+        ({"logit_bias": ((-1, 0.0),)}, "logit_bias"),
+        ({"logit_bias": ((1, 101.0),)}, "logit_bias"),
+        ({"logit_bias": ((1, 0.0),) * 1025}, "logit_bias"),
+        ({"stop_token_ids": (100,)}, "stop_token_ids"),
+        ({"stop_token_ids": (True,)}, "stop_token_ids"),
+        ({"stop_token_ids": (1,) * 129}, "stop_token_ids"),
+        ({"stop": ("",)}, "stop"),
+        ({"stop": (3,)}, "stop"),
+        ({"stop": ("x",) * 17}, "stop"),
+        ({"stop": ("x" * 257,)}, "stop"),
+    ],
+)
+def test_limits(values: dict[str, object], param: str) -> None:
+    assert refused(**values) == param
+
+
+def test_the_defaults_and_the_edges_are_accepted() -> None:
+    assert refused() is None
+    assert (
+        refused(
+            n=128,
+            max_tokens=1 << 20,
+            min_tokens=1 << 20,
+            temperature=0,
+            top_k=1,
+            top_p=1,
+            min_p=1.0,
+            seed=-(1 << 63),
+            repetition_penalty=10,
+            presence_penalty=-2,
+            frequency_penalty=2.0,
+            logit_bias=((99, -100.0), (0, 100)),
+            stop=("x" * 256,),
+            stop_token_ids=(0, 99),
+            logprobs=20,
+        )
+        is None
+    )
+
+
+def test_every_numeric_field_is_in_the_tables() -> None:
+    others = {
+        "logit_bias", "ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output",
+        "skip_special_tokens",
+    }  # fmt: skip
+    assert {field.name for field in fields(SamplingParams)} == {*INTEGERS, *NUMBERS, *others}

@@ -1,0 +1,333 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from octavo.cluster.messages import (
+    AbortMessage,
+    Hello,
+    Lease,
+    Outputs,
+    StopBranchMessage,
+    SubmitMessage,
+)
+from octavo.cluster.wire import decode_frontend_message, encode
+from octavo.core.request import BranchOutput, FinishReason, Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import DeadlineExceededError, EngineError, UnavailableError
+from octavo.frontend import AsyncEngineClient, OutputProcessor, RequestStream
+from octavo.testing.fake_runner import make_info
+from octavo.testing.loopback import LoopbackEngine
+
+PROMPT = tuple(range(100, 140))
+
+
+def request(*, prompt: tuple[int, ...] = PROMPT, **sampling: Any) -> Request:
+    options = {"max_tokens": 24, "seed": 3, **sampling}
+    return Request(request_id="", prompt_token_ids=prompt, sampling=SamplingParams(**options))
+
+
+class World:
+    def __init__(self, tokenizer: Any, **engine: Any) -> None:
+        info = make_info(vocab_size=49152, num_blocks=engine.pop("num_blocks", 256))
+        self.engine = LoopbackEngine(info, **engine)
+        self.processor = OutputProcessor(tokenizer)
+        self.now = 0.0
+        self.client = AsyncEngineClient(self.engine, self.processor, client_epoch=9)
+
+    def messages(self, kind: type) -> list[Any]:
+        decoded = [decode_frontend_message(frame) for frame in self.engine.sent]
+        return [message for message in decoded if isinstance(message, kind)]
+
+    def kept(self) -> tuple[int, ...]:
+        """All that may be left behind by a request."""
+        core = self.engine.engine
+        assert core is not None
+        states = core.requests.states
+        return (
+            self.client.num_active, len(self.processor), len(self.processor.journal), len(states),
+            self.processor.journal.prompt_tokens,
+        )  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def world(tokenizer: Any, **engine: Any) -> AsyncIterator[World]:
+    here = World(tokenizer, **engine)
+    here.client.start()
+    runner = asyncio.create_task(here.engine.run())
+    try:
+        await until(lambda: here.client.ready)
+        yield here
+    finally:
+        runner.cancel()
+        here.client.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - any condition, not an event
+            await asyncio.sleep(0.001)
+
+
+async def read(stream: RequestStream) -> tuple[dict[int, list[int]], dict[int, str]]:
+    tokens: dict[int, list[int]] = {}
+    text: dict[int, str] = {}
+    async for output in stream:
+        for delta in output.branches:
+            tokens.setdefault(delta.branch, []).extend(delta.token_ids)
+            text[delta.branch] = text.get(delta.branch, "") + delta.text
+    return tokens, text
+
+
+def run(test: Awaitable[None]) -> None:
+    asyncio.run(test)  # type: ignore[arg-type]
+
+
+def test_a_stream_ends_and_leaves_nothing(smollm2_text: Any) -> None:
+    async def test() -> None:
+        async with world(smollm2_text[1]) as here:
+            tokens, text = await read(here.client.submit(request(n=3), timeout_s=9))
+            assert {branch: len(ids) for branch, ids in tokens.items()} == dict.fromkeys(
+                range(3), 24
+            )
+            assert text[0] == smollm2_text[1].decode(tokens[0])
+            await until(lambda: here.kept() == (0,) * 5)
+
+    run(test())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_deaths_of_the_engine_change_no_token(smollm2_text: Any, seed: int) -> None:
+    async def test() -> None:
+        rng = random.Random(seed)
+        asks = [
+            request(prompt=tuple(range(50 + i, 80 + 2 * i)), seed=i, n=1 + i % 3) for i in range(6)
+        ]
+        async with world(smollm2_text[1]) as here:
+            calm = [await read(here.client.submit(ask, timeout_s=60)) for ask in asks]
+        async with world(smollm2_text[1], step_s=0.0005) as here:
+            readers = [
+                asyncio.create_task(read(here.client.submit(ask, timeout_s=60))) for ask in asks
+            ]
+            for _ in range(3):
+                await asyncio.sleep(rng.random() * 0.03)
+                here.engine.kill()
+                with pytest.raises(UnavailableError):
+                    here.client.submit(asks[0], timeout_s=9)
+                await asyncio.sleep(rng.random() * 0.01)
+                here.engine.revive()
+            stormy = await asyncio.gather(*readers)
+            assert stormy == calm
+            assert here.client.engine_restarts == 3
+            replayed = [m for m in here.messages(SubmitMessage) if m.submit.epoch > 0]
+            assert any(any(m.submit.branch_tokens) for m in replayed)
+            await until(lambda: here.kept() == (0,) * 5)
+
+    run(test())
+
+
+def test_a_request_that_kills_the_engine_is_dropped_by_name(smollm2_text: Any) -> None:
+    async def test() -> None:
+        async with world(smollm2_text[1], poison=666) as here:
+            innocent = [request(prompt=(7, 8, 9 + i), max_tokens=200) for i in range(4)]
+            readers = [
+                asyncio.create_task(read(here.client.submit(ask, timeout_s=60))) for ask in innocent
+            ]
+            await asyncio.sleep(0.02)
+            pill = here.client.submit(request(prompt=(666, 667)), timeout_s=60)
+            victim = asyncio.create_task(read(pill))
+            with pytest.raises(EngineError, match=pill.request_id):
+                await victim
+            assert here.engine.deaths == 3
+            for tokens, _ in await asyncio.gather(*readers):
+                assert len(tokens[0]) == 200
+
+    run(test())
+
+
+@pytest.mark.parametrize("moment", range(0, 12, 2))
+def test_cancel_in_every_phase_gives_all_back(smollm2_text: Any, moment: int) -> None:
+    async def test() -> None:
+        async with world(smollm2_text[1]) as here:
+            stream = here.client.submit(request(n=2, max_tokens=500), timeout_s=9)
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            stream.cancel()
+            stream.cancel()
+            await read(stream)
+            await until(lambda: here.kept() == (0,) * 5)
+            assert len(here.messages(AbortMessage)) == 1
+
+    run(test())
+
+
+def test_leaving_the_generator_cancels(smollm2_text: Any) -> None:
+    async def test() -> None:
+        async with world(smollm2_text[1]) as here:
+            outputs = here.client.generate(request(max_tokens=500))
+            await anext(outputs)
+            await outputs.aclose()  # type: ignore[attr-defined]
+            await until(lambda: here.kept() == (0,) * 5)
+
+    run(test())
+
+
+def test_a_stop_string_ends_the_branch_in_the_engine(smollm2_text: Any) -> None:
+    async def test() -> None:
+        tokenizer = smollm2_text[1]
+        async with world(tokenizer) as here:
+            _, text = await read(here.client.submit(request(max_tokens=100), timeout_s=9))
+            stop = text[0][40:44]
+            stream = here.client.submit(request(max_tokens=100, stop=(stop,)), timeout_s=9)
+            _, cut = await read(stream)
+            assert cut[0] == text[0][: text[0].index(stop)]
+            assert len(here.messages(StopBranchMessage)) == 1
+            await until(lambda: here.kept() == (0,) * 5)
+
+    run(test())
+
+
+def test_lost_outputs_are_replayed_from_the_journal(smollm2_text: Any) -> None:
+    async def test() -> None:
+        async with world(smollm2_text[1]) as here:
+            calm, _ = await read(here.client.submit(request(), timeout_s=9))
+            stream = here.client.submit(request(), timeout_s=9)
+            reader = asyncio.create_task(read(stream))
+            await asyncio.sleep(0)
+            # Outputs from nowhere that begin past what is journaled.
+            core = here.engine.engine
+            assert core is not None
+            lost = BranchOutput(
+                request_id=stream.request_id, branch=0, epoch=0, position=90, token_ids=(1,)
+            )
+            here.client.frame_received(encode(Outputs(engine_epoch=core.epoch, outputs=[lost])))
+            tokens, _ = await reader
+            assert tokens == calm
+            assert [m.submit.epoch for m in here.messages(SubmitMessage)] == [0, 0, 1]
+
+    run(test())
+
+
+def test_a_lost_lease_is_a_replay_not_a_failure(smollm2_text: Any) -> None:
+    async def test() -> None:
+        async with world(smollm2_text[1], step_s=0.001) as here:
+            calm, _ = await read(here.client.submit(request(max_tokens=60), timeout_s=9))
+            stream = here.client.submit(request(max_tokens=60), timeout_s=9)
+            reader = asyncio.create_task(read(stream))
+            await asyncio.sleep(0.01)
+            peer = next(iter(here.engine._loop._peers.values()))  # type: ignore[union-attr]
+            peer.last_seen -= 5
+            tokens, _ = await reader
+            assert tokens == calm
+            assert len(here.messages(Hello)) >= 2
+
+    run(test())
+
+
+def test_leases_flow_only_while_something_runs(smollm2_text: Any) -> None:
+    async def test() -> None:
+        async with world(smollm2_text[1], step_s=0.02) as here:
+            await asyncio.sleep(0.4)
+            assert here.messages(Lease) == []
+            await read(here.client.submit(request(max_tokens=40), timeout_s=9))
+            assert len(here.messages(Lease)) >= 2
+
+    run(test())
+
+
+def test_a_slow_reader_pauses_its_request_and_misses_nothing(smollm2_text: Any) -> None:
+    async def test() -> None:
+        async with world(smollm2_text[1], num_blocks=512) as here:
+            ask = request(max_tokens=1200, logprobs=0, n=2)
+            calm, _ = await read(here.client.submit(ask, timeout_s=60))
+            stream = here.client.submit(ask, timeout_s=60)
+            await until(lambda: stream.paused_since is not None)
+            core = here.engine.engine
+            assert core is not None
+            await until(lambda: not core.requests.states)
+            tokens, _ = await read(stream)
+            assert tokens == calm
+            await until(lambda: here.kept() == (0,) * 5)
+
+    run(test())
+
+
+def test_a_reader_that_never_reads_is_cancelled_by_name(smollm2_text: Any) -> None:
+    async def test() -> None:
+        async with world(smollm2_text[1], num_blocks=512) as here:
+            stream = here.client.submit(request(max_tokens=1200, logprobs=0, n=2), timeout_s=60)
+            await until(lambda: stream.paused_since is not None)
+            stream.paused_since -= 60  # type: ignore[operator]
+            await until(lambda: here.client.num_active == 0)
+            with pytest.raises(UnavailableError, match="did not read for 30 s"):
+                await read(stream)
+
+    run(test())
+
+
+def test_a_deadline_without_an_engine_is_kept(smollm2_text: Any) -> None:
+    async def test() -> None:
+        async with world(smollm2_text[1], step_s=0.001) as here:
+            stream = here.client.submit(request(max_tokens=500), timeout_s=0.05)
+            here.engine.kill()
+            with pytest.raises(DeadlineExceededError):
+                await read(stream)
+
+    run(test())
+
+
+def test_a_deadline_in_the_engine_is_its_own_error(smollm2_text: Any) -> None:
+    async def test() -> None:
+        async with world(smollm2_text[1], step_s=0.005) as here:
+            stream = here.client.submit(request(max_tokens=3000), timeout_s=0.1)
+            with pytest.raises(DeadlineExceededError):
+                await read(stream)
+            await until(lambda: here.kept() == (0,) * 5)
+
+    run(test())
+
+
+def test_readiness_wants_progress(smollm2_text: Any) -> None:
+    async def test() -> None:
+        here = World(smollm2_text[1])
+        clock = [0.0]
+        here.client = AsyncEngineClient(
+            here.engine, here.processor, client_epoch=1, clock=lambda: clock[0]
+        )
+        here.client.start()
+        here.engine.turn()
+        assert here.client.ready
+        stream = here.client.submit(request(), timeout_s=600)
+        clock[0] = 4.9
+        assert here.client.ready
+        clock[0] = 5.1
+        assert not here.client.ready
+        here.engine.turn()
+        assert here.client.ready
+        stream.cancel()
+        here.client.close()
+
+    run(test())
+
+
+def test_hostile_frames_from_an_engine_are_dropped(smollm2_text: Any) -> None:
+    async def test() -> None:
+        async with world(smollm2_text[1]) as here:
+            rng = random.Random(1)
+            stream = here.client.submit(request(), timeout_s=9)
+            reader = asyncio.create_task(read(stream))
+            for _ in range(200):
+                here.client.frame_received(rng.randbytes(rng.randint(0, 60)))
+            bogus = BranchOutput(
+                request_id="nobody", branch=3, epoch=0, position=0, finish_reason=FinishReason.STOP
+            )
+            here.client.frame_received(encode(Outputs(engine_epoch=404, outputs=[bogus])))
+            tokens, _ = await reader
+            assert len(tokens[0]) == 24
+
+    run(test())

@@ -1,0 +1,416 @@
+"""Transactions, forks, windows, promises, leases and the ledger, one case each."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.kv import KVCacheManager, SequenceKV, check_kv, check_writes, take_ledger
+from octavo.kv.block_pool import OwnerKind
+from octavo.testing import make_info
+
+ROOT = b"root"
+
+
+def manager(block_size: int = 4, num_blocks: int = 16, windows=(None,)) -> KVCacheManager:
+    info = make_info(block_size=block_size, num_blocks=num_blocks, windows=windows)
+    return KVCacheManager(info, prefix_cache=True, max_chunk=8)
+
+
+def extend(kv: KVCacheManager, seq: SequenceKV, tokens: list[int], accepted: int | None = None):
+    """Append ``tokens`` (token i at position i is i unless given) in one step."""
+    step = kv.begin()
+    assert step.grow(seq, len(tokens))
+    copies = step.seal()
+    assert check_writes(kv, seq) == []
+    history = list(range(seq.num_computed)) + tokens
+    kv.commit(seq, history, len(tokens) if accepted is None else accepted)
+    kv.end_step()
+    assert check_kv(kv) == []
+    return copies
+
+
+def test_one_refusal_undoes_the_whole_step() -> None:
+    kv = manager(num_blocks=4)
+    a, b = kv.new_sequence(ROOT), kv.new_sequence(ROOT)
+    step = kv.begin()
+    assert step.grow(a, 8)
+    assert step.grow(b, 8)
+    assert not step.grow(kv.new_sequence(ROOT), 1)
+    stolen = kv.pools[0].open(OwnerKind.TABLE)
+    kv.pools[0].allocate(stolen, 1)
+    assert step.seal() is None
+    kv.pools[0].close(stolen)
+    assert kv.pools[0].num_free == 4
+    assert a.tables[0].blocks == b.tables[0].blocks == []
+    assert check_kv(kv) == []
+
+
+def test_two_groups_are_reserved_together() -> None:
+    kv = manager(num_blocks=4, windows=(None, 4))
+    seq = kv.new_sequence(ROOT)
+    real = kv.pools[1].allocate
+    kv.pools[1].allocate = lambda owner, count: None
+    step = kv.begin()
+    assert step.grow(seq, 4)
+    assert step.seal() is None
+    kv.pools[1].allocate = real
+    assert [pool.num_free for pool in kv.pools] == [4, 4]
+    assert check_kv(kv) == []
+
+
+def test_a_window_frees_the_blocks_behind_it() -> None:
+    kv = manager(windows=(None, 5))
+    seq = kv.new_sequence(ROOT)
+    for at in range(0, 24, 4):
+        extend(kv, seq, list(range(at, at + 4)))
+    full, windowed = seq.tables
+    assert len(full.blocks) == 6
+    # The next query, at 24, sees 20…24: block 5 on.
+    assert (windowed.first_block, len(windowed.blocks)) == (5, 1)
+    update = windowed.take_update(1, 4)
+    assert update is not None
+    assert (update.first_position, update.keep) == (20, 0)
+    kv.release(seq)
+    kv.release(seq)
+    kv.reset_prefix_cache()
+    assert [pool.num_free for pool in kv.pools] == [16, 16]
+
+
+def test_a_hit_in_two_groups_reads_only_the_window() -> None:
+    kv = manager(windows=(None, 5))
+    first = kv.new_sequence(ROOT)
+    for at in range(0, 24, 4):
+        extend(kv, first, list(range(at, at + 4)))
+    hit = kv.lookup(ROOT, [*range(24), 99])
+    assert hit is not None
+    assert (hit.length, hit.first_blocks, len(hit.blocks[0]), len(hit.blocks[1])) == (
+        24,
+        (0, 5),
+        6,
+        1,
+    )
+    second = kv.new_sequence(ROOT)
+    step = kv.begin()
+    assert step.admit(second, 1, hit=hit, demand=[7, 4])
+    assert step.seal() == []
+    assert second.tables[1].first_block == 5
+    kv.commit(second, [*range(24), 99], 1)
+    kv.end_step()
+    assert kv.num_pins == 0
+    assert check_kv(kv) == []
+
+
+def test_partial_hit_copies_and_leaves_the_cached_block_alone() -> None:
+    kv = manager()
+    first = kv.new_sequence(ROOT)
+    extend(kv, first, list(range(8)))
+    cached = first.tables[0].blocks[1]
+    kv.release(first)
+    hit = kv.lookup(ROOT, [0, 1, 2, 3, 4, 5, 77])
+    assert hit is not None
+    assert hit.length == 6
+    second = kv.new_sequence(ROOT)
+    step = kv.begin()
+    assert step.admit(second, 1, hit=hit, demand=[2])
+    copies = step.seal()
+    assert copies is not None
+    assert [(c.src, c.num_tokens) for c in copies] == [(cached, 2)]
+    assert kv.pools[0].refs[cached] == kv.pools[0].leases[cached] == 1
+    kv.commit(second, [0, 1, 2, 3, 4, 5, 77], 1)
+    kv.end_step()
+    assert kv.pools[0].refs[cached] == 0
+    assert kv.pools[0].is_indexed(cached)
+    assert kv.num_partial_hits == 1
+
+
+def test_shorten_drops_the_partial_tail() -> None:
+    kv = manager()
+    first = kv.new_sequence(ROOT)
+    extend(kv, first, list(range(8)))
+    tokens = [0, 1, 2, 3, 4, 77]
+    hit = kv.lookup(ROOT, tokens)
+    assert hit is not None
+    assert hit.length == 5
+    hit = kv.shorten(hit, ROOT, tokens)
+    assert hit is not None
+    assert hit.length == 4
+    kv.unpin(hit)
+    kv.unpin(hit)
+    short = kv.lookup(ROOT, [0, 1])
+    assert short is not None
+    assert kv.shorten(short, ROOT, [0, 1]) is None
+    assert check_kv(kv) == []
+
+
+def test_fork_copies_for_all_but_the_last() -> None:
+    kv = manager()
+    parent = kv.new_sequence(ROOT)
+    extend(kv, parent, list(range(6)))
+    children = [kv.fork(parent) for _ in range(2)]
+    step = kv.begin()
+    for seq in (*children, parent):
+        assert step.grow(seq, 1)
+    copies = step.seal()
+    assert copies is not None
+    assert len(copies) == kv.num_cow_copies == 2
+    assert len({seq.tables[0].blocks[1] for seq in (*children, parent)}) == 3
+    assert len({seq.tables[0].blocks[0] for seq in (*children, parent)}) == 1
+    for seq in (*children, parent):
+        assert check_writes(kv, seq) == []
+        kv.commit(seq, list(range(7)), 1)
+    kv.end_step()
+    assert check_kv(kv) == []
+
+
+def test_a_lease_does_not_force_a_copy() -> None:
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, [0, 1])
+    lease = kv.lease(seq)
+    assert extend(kv, seq, [2]) == []
+    kv.release(seq)
+    assert take_ledger(kv).draining == 4 * 8
+    kv.end_lease(lease)
+    assert take_ledger(kv).draining == 0
+
+
+@pytest.mark.parametrize("accepted", range(8))
+def test_commit_keeps_the_accepted_and_returns_the_rest(accepted: int) -> None:
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, [0, 1, 2])
+    extend(kv, seq, [3, 4, 5, 6, 7, 8, 9], accepted)
+    assert seq.num_computed == seq.num_reserved == 3 + accepted
+    assert len(seq.tables[0].blocks) == -(-(3 + accepted) // 4)
+    assert len(kv.index.blocks(0)) == (3 + accepted) // 4
+
+
+def test_provisional_tokens_are_on_the_ledger() -> None:
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, [0, 1, 2])
+    step = kv.begin()
+    assert step.grow(seq, 3)
+    assert step.seal() == []
+    ledger = take_ledger(kv)
+    assert (ledger.used, ledger.provisional, ledger.tail_waste) == (3 * 8, 3 * 8, 2 * 8)
+    assert ledger.accounted == ledger.pool
+
+
+def test_two_publishers_of_the_same_block() -> None:
+    """The second keeps its own copy, stops publishing, and nothing is cut or lost."""
+    kv = manager()
+    first, second = kv.new_sequence(ROOT), kv.new_sequence(ROOT)
+    extend(kv, first, list(range(4)))
+    extend(kv, second, list(range(4)))
+    assert not second.publishing
+    extend(kv, second, list(range(4, 8)))
+    assert len(kv.index.blocks(0)) == 1
+    kv.release(second)
+    assert kv.pools[0].num_cached == 0
+
+
+def test_publishing_stops_when_the_cache_was_reset() -> None:
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, list(range(4)))
+    kv.reset_prefix_cache()
+    extend(kv, seq, list(range(4, 8)))
+    assert not seq.publishing
+    assert kv.index.num_roots == 0
+
+
+def test_promises_hold_blocks_back() -> None:
+    kv = manager(num_blocks=8)
+    a, b = kv.new_sequence(ROOT), kv.new_sequence(ROOT)
+    step = kv.begin()
+    assert step.admit(a, 4, hit=None, demand=[6])
+    assert not step.admit(b, 4, hit=None, demand=[3])
+    assert step.admit(b, 4, hit=None, demand=[2])
+    assert step.seal() == []
+    kv.promise(a, 24, branches=1, fork_at=4)
+    kv.promise(b, 8, branches=1, fork_at=4)
+    assert kv.promises.totals == [6]
+    assert take_ledger(kv).promised == 6 * 4 * 8
+    assert take_ledger(kv).free == 0
+    kv.commit(a, [0] * 4, 4)
+    kv.commit(b, [1] * 4, 4)
+    # b outgrows what it was promised; the youngest promises are shed.
+    extend(kv, b, [1] * 8)
+    assert kv.promises.num_shed == 1
+    assert kv.promises.totals == [0] or kv.promises.totals[0] <= kv.pools[0].num_available
+    kv.release(a)
+    kv.release(b)
+    assert kv.promises.totals == [0]
+
+
+def test_promises_of_branches() -> None:
+    """Six tokens, four to a block, three branches up to ten tokens: 3 + 2 · 2 blocks."""
+    kv = manager()
+    demand = kv.promises.demand(10, 2, 6)
+    assert demand == [7]
+    seq = kv.new_sequence(ROOT)
+    kv.promise(seq, 10, branches=3, fork_at=6)
+    assert seq.promised == [7]
+    extend(kv, seq, list(range(6)))
+    assert seq.promised == [5]
+    child = kv.fork(seq)
+    assert (seq.promised, child.promised, kv.promises.totals) == ([3], [2], [5])
+    kv.forget_spares(seq)
+    assert kv.promises.totals == [3]
+
+
+def test_a_windowed_group_promises_no_more_than_its_span() -> None:
+    kv = manager(windows=(None, 5))
+    assert kv.promises.demand(400, 0, 0) == [100, 4]
+
+
+def test_a_leaked_or_hidden_block_breaks_the_ledger() -> None:
+    for hide in (lambda pool: pool._free.pop(), lambda pool: pool._free.append(pool._free[0])):
+        kv = manager()
+        extend(kv, kv.new_sequence(ROOT), [0])
+        hide(kv.pools[0])
+        ledger = take_ledger(kv)
+        assert ledger.orphan_blocks == 1
+        assert ledger.accounted != ledger.pool
+        words = " ".join(check_kv(kv))
+        assert "I1" in words
+        assert "I10" in words
+
+
+def test_bytes_that_do_not_divide_still_sum() -> None:
+    kv = manager(block_size=3)
+    extend(kv, kv.new_sequence(ROOT), [0])
+    kv.groups = (type(kv.groups[0])(block_bytes=100),)
+    assert take_ledger(kv).accounted == take_ledger(kv).pool == 1600
+    kv.groups = (type(kv.groups[0])(block_bytes=0),)
+    assert take_ledger(kv).pool == 16 * 3
+
+
+def damage_refs(kv, seq):
+    kv.pools[0].refs[seq.tables[0].blocks[0]] += 1
+
+
+def damage_leases(kv, seq):
+    kv.pools[0].leases[seq.tables[0].blocks[0]] += 1
+
+
+def damage_draining(kv, seq):
+    kv.pools[0].num_draining += 1
+
+
+def damage_table(kv, seq):
+    seq.tables[0].blocks.append(15)
+
+
+def damage_front(kv, seq):
+    seq.tables[0].first_block = 1
+
+
+def damage_node(kv, seq):
+    seq.node.blocks[0] = 14
+
+
+def damage_trie(kv, seq):
+    seq.node.parent.children.clear()
+
+
+def damage_parent(kv, seq):
+    seq.node.parent.blocks[0] = -1
+
+
+def damage_marks(kv, seq):
+    kv.pools[0].mark_indexed(seq.tables[0].blocks[-1])
+
+
+def damage_totals(kv, seq):
+    kv.promises.totals[0] += 1
+
+
+def damage_promise(kv, seq):
+    kv.promises.totals[0] += 100
+    seq.promised[0] += 100
+
+
+@pytest.mark.parametrize(
+    ("damage", "number"),
+    [
+        (damage_refs, "I2"),
+        (damage_leases, "I2"),
+        (damage_draining, "I1"),
+        (damage_table, "I4"),
+        (damage_front, "I4"),
+        (damage_node, "I5"),
+        (damage_trie, "I5"),
+        (damage_parent, "I5"),
+        (damage_marks, "I5"),
+        (damage_totals, "I6"),
+        (damage_promise, "I6"),
+    ],
+)
+def test_each_damage_is_named(damage, number: str) -> None:
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, list(range(10)))
+    damage(kv, seq)
+    assert any(sentence.startswith(number) for sentence in check_kv(kv))
+
+
+def test_writing_a_shared_block_is_named() -> None:
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, [0, 1])
+    kv.fork(seq)
+    assert check_writes(kv, seq)[0].startswith("I3")
+
+
+def test_table_updates_say_only_what_changed() -> None:
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, list(range(6)))
+    table = seq.tables[0]
+    update = table.take_update(0, 4)
+    assert update is not None
+    assert (update.keep, update.blocks) == (0, tuple(table.blocks))
+    assert table.take_update(0, 4) is None
+    child = kv.fork(seq)
+    extend(kv, seq, [6])
+    update = table.take_update(0, 4)
+    assert update is not None
+    assert (update.keep, update.blocks) == (1, (table.blocks[1],))
+    kv.release(child)
+
+
+def test_evict_says_how_many() -> None:
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, list(range(12)))
+    assert kv.evict(0, 2) == 0
+    tail = seq.tables[0].blocks[::-1]
+    kv.release(seq)
+    assert kv.pools[0].cached_blocks() == tail
+    assert kv.evict(0, 2) == 2
+    assert kv.pools[0].cached_blocks() == tail[2:]
+    assert kv.evict(0, 9) == 1
+    assert kv.index.num_roots == 0
+
+
+def test_a_window_takes_what_another_published() -> None:
+    """A windowed group's block of another sequence does not stop publishing, a full one does."""
+    for windows, publishing in (((5,), True), ((None,), False)):
+        kv = manager(windows=windows)
+        first, second = kv.new_sequence(ROOT), kv.new_sequence(ROOT)
+        extend(kv, first, list(range(4)))
+        extend(kv, second, list(range(4)))
+        assert second.publishing is publishing
+        assert len(kv.index.blocks(0)) == 1
+
+
+def test_only_as_many_promises_are_shed_as_needed() -> None:
+    kv = manager(num_blocks=8)
+    old, young, grower = (kv.new_sequence(ROOT) for _ in range(3))
+    kv.promise(old, 12, branches=1, fork_at=0)
+    kv.promise(young, 12, branches=1, fork_at=0)
+    extend(kv, grower, [0] * 12)
+    assert (old.promised, young.promised) == ([3], [0])
+    assert kv.promises.num_shed == 1

@@ -1,0 +1,614 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import httpx
+import pytest
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.frontend import AsyncEngineClient, OutputProcessor
+from octavo.server import FIELDS, ServerState, Treatment, build_app
+from octavo.server.edge import MAX_BODY_BYTES, ApiKeys
+from octavo.server.fields import Endpoint
+from octavo.server.metrics import Metrics
+from octavo.testing.fake_runner import make_info
+from octavo.testing.loopback import LoopbackEngine
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "Hello there."}]
+
+
+class Served:
+    def __init__(self, text: Any, **engine: Any) -> None:
+        _, tokenizer, template = text
+        options = {"vocab_size": 49152, "num_blocks": 128, "max_model_len": 1024}
+        info = make_info(**{key: engine.pop(key, value) for key, value in options.items()})
+        self.engine = LoopbackEngine(info, **engine)
+        self.client = AsyncEngineClient(self.engine, OutputProcessor(tokenizer), client_epoch=4)
+        self.state = ServerState(
+            client=self.client,
+            tokenizer=tokenizer,
+            chat_template=template,
+            model_names=["tiny", "alias"],
+            defaults=SamplingParams(top_k=7),
+            generation_config={"top_k": 7},
+            metrics=Metrics(self.client, model="tiny", is_draining=lambda: self.state.draining),
+            eos_token_ids=tokenizer.eos_token_ids,
+        )
+        self.http = httpx.AsyncClient(
+            transport=httpx.ASGITransport(build_app(self.state, allowed_hosts=["ok.example"])),
+            base_url="http://localhost",
+            timeout=30,
+        )
+
+    async def post(self, path: str, **body: Any) -> httpx.Response:
+        return await self.http.post(path, json=body)
+
+    async def chat(self, **body: Any) -> httpx.Response:
+        return await self.post(CHAT, **{"messages": HELLO, "max_tokens": 5, "seed": 1, **body})
+
+    async def complete(self, **body: Any) -> httpx.Response:
+        return await self.post(
+            COMPLETIONS, **{"prompt": "Hello", "max_tokens": 5, "seed": 1, **body}
+        )
+
+
+@contextlib.asynccontextmanager
+async def served(text: Any, **engine: Any) -> AsyncIterator[Served]:
+    here = Served(text, **engine)
+    here.client.start()
+    runner = asyncio.create_task(here.engine.run())
+    try:
+        while not here.client.ready:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        yield here
+        assert here.client.num_active == 0
+    finally:
+        runner.cancel()
+        here.client.close()
+        await here.http.aclose()
+
+
+@pytest.fixture
+def play(smollm2_text: Any) -> Callable[..., None]:
+    def run(test: Callable[[Served], Coroutine[Any, Any, None]], **engine: Any) -> None:
+        async def main() -> None:
+            async with served(smollm2_text, **engine) as here:
+                await test(here)
+
+        asyncio.run(main())
+
+    return run
+
+
+def events(response: httpx.Response) -> list[Any]:
+    assert response.headers["content-type"].startswith("text/event-stream")
+    chunks = [part for part in response.text.split("\n\n") if part and not part.startswith(":")]
+    assert all(chunk.startswith("data: ") for chunk in chunks)
+    return [chunk[6:] if chunk == "data: [DONE]" else json.loads(chunk[6:]) for chunk in chunks]
+
+
+def check_error(response: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] is None or isinstance(error["code"], str)
+    if param is not None:
+        assert error["param"] == param, error
+    assert not re.search(r"/\w+/\w+/|0x[0-9a-f]{6}|Traceback|<[\w.]+ object", error["message"])
+    assert len(error["message"]) < 400
+    assert response.headers["x-request-id"]
+    return error
+
+
+# -- answers -----------------------------------------------------------------------------------
+
+
+def test_chat_answers(play: Any) -> None:
+    async def test(here: Served) -> None:
+        body = (await here.chat(n=2, logprobs=True, user="me")).json()
+        assert body["object"] == "chat.completion"
+        assert body["model"] == "tiny"
+        assert [choice["index"] for choice in body["choices"]] == [0, 1]
+        assert {choice["finish_reason"] for choice in body["choices"]} == {"length"}
+        assert all(len(c["logprobs"]["content"]) == 5 for c in body["choices"])
+        usage = body["usage"]
+        assert usage["completion_tokens"] == 10
+        assert usage["total_tokens"] == usage["prompt_tokens"] + 10
+        assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+        assert here.engine.engine is not None
+        assert here.engine.engine.stats().counters["forks"] == 1
+
+    play(test)
+
+
+def test_a_stream_is_the_answer_in_pieces(play: Any) -> None:
+    async def test(here: Served) -> None:
+        whole = (await here.chat(n=2)).json()
+        response = await here.chat(n=2, stream=True, stream_options={"include_usage": True})
+        *chunks, last, done = events(response)
+        assert done == "[DONE]"
+        assert last["choices"] == []
+        assert last["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+        assert len({(c["id"], c["created"], c["model"], c["object"]) for c in chunks}) == 1
+        assert all(chunk["usage"] is None for chunk in chunks)
+        texts, finishes, seen = {0: "", 1: ""}, {0: [], 1: []}, set()
+        for chunk in chunks:
+            (choice,) = chunk["choices"]
+            index = choice["index"]
+            if index not in seen:
+                seen.add(index)
+                assert choice["delta"] == {"role": "assistant", "content": ""}
+            texts[index] += choice["delta"].get("content", "")
+            if choice["finish_reason"] is not None:
+                finishes[index].append(choice["finish_reason"])
+        assert texts == {c["index"]: c["message"]["content"] for c in whole["choices"]}
+        assert finishes == {0: ["length"], 1: ["length"]}
+
+    play(test)
+
+
+def test_a_stream_without_include_usage_has_none(play: Any) -> None:
+    async def test(here: Served) -> None:
+        chunks = events(await here.chat(stream=True))[:-1]
+        assert all("usage" not in chunk for chunk in chunks)
+
+    play(test)
+
+
+def test_completions_take_every_shape_of_prompt(play: Any) -> None:
+    async def test(here: Served) -> None:
+        ids = here.state.tokenizer.encode("Hello")
+        one = (await here.complete()).json()["choices"]
+        same = (await here.complete(prompt=ids)).json()["choices"]
+        assert one == same
+        many = (await here.complete(prompt=["Hello", "Other"], n=2)).json()
+        assert [choice["index"] for choice in many["choices"]] == [0, 1, 2, 3]
+        assert many["choices"][0]["text"] == one[0]["text"]
+        lists = (await here.complete(prompt=[ids, "Other"], n=2)).json()
+        assert lists["choices"] == many["choices"]
+        assert many["usage"]["completion_tokens"] == 20
+
+    play(test)
+
+
+def test_completions_stream_and_echo(play: Any) -> None:
+    async def test(here: Served) -> None:
+        whole = (await here.complete(prompt=["One", "Two"], echo=True)).json()["choices"]
+        assert whole[1]["text"].startswith("Two")
+        chunks = events(await here.complete(prompt=["One", "Two"], echo=True, stream=True))[:-1]
+        texts = ["", ""]
+        for chunk in chunks:
+            for choice in chunk["choices"]:
+                texts[choice["index"]] += choice["text"]
+        assert texts == [choice["text"] for choice in whole]
+
+    play(test)
+
+
+def test_completion_logprobs_are_parallel_lists(play: Any) -> None:
+    async def test(here: Served) -> None:
+        choice = (await here.complete(logprobs=2)).json()["choices"][0]
+        lists = choice["logprobs"]
+        assert {len(value) for value in lists.values()} == {5}
+        assert lists["text_offset"][0] == 0
+        assert lists["tokens"][0] in lists["top_logprobs"][0]
+
+    play(test)
+
+
+def test_a_stop_string_ends_the_text(play: Any) -> None:
+    async def test(here: Served) -> None:
+        text = (await here.complete(max_tokens=40)).json()["choices"][0]["text"]
+        stop = text[30:34]
+        choice = (await here.complete(max_tokens=40, stop=[stop])).json()["choices"][0]
+        assert choice["text"] == text[: text.index(stop)]
+        assert choice["finish_reason"] == "stop"
+
+    play(test)
+
+
+def test_defaults_come_from_the_model_and_are_overridden(play: Any) -> None:
+    async def test(here: Served) -> None:
+        from octavo.server.chat import parse_chat
+
+        call = parse_chat(here.state, {"messages": HELLO})
+        assert call.sampling.top_k == 7
+        call = parse_chat(here.state, {"messages": HELLO, "top_k": -1})
+        assert call.sampling.top_k == 0
+        models = (await here.http.get("/v1/models")).json()["data"]
+        assert models[0]["generation_config"] == {"top_k": 7}
+
+    play(test)
+
+
+# -- the field table ---------------------------------------------------------------------------
+
+SAMPLES: dict[str, Any] = {
+    "model": "alias", "messages": HELLO, "prompt": "Hi", "max_tokens": 3,
+    "max_completion_tokens": 5, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "n": 2,
+    "stop": "zzz", "stop_token_ids": [5], "include_stop_str_in_output": True,
+    "skip_special_tokens": False, "seed": -4, "presence_penalty": 1, "frequency_penalty": -1,
+    "repetition_penalty": 1.2, "logit_bias": {"5": -100}, "min_tokens": 2, "ignore_eos": True,
+    "echo": True, "stream": True, "stream_options": {"include_usage": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
+def test_the_field_table_is_true(play: Any, field: Any) -> None:
+    async def test(here: Served) -> None:
+        for endpoint in field.endpoints:
+            ask = here.chat if endpoint is Endpoint.CHAT else here.complete
+            if field.treatment is Treatment.REFUSED:
+                check_error(await ask(**{field.name: {"anything": 1}}), 400, field.name)
+                for value in (None, *field.neutral):
+                    assert (await ask(**{field.name: value})).status_code == 200
+            elif field.treatment is Treatment.IGNORED:
+                response = await ask(**{field.name: "x"})
+                assert response.status_code == 200
+                assert response.headers["x-octavo-ignored"] == field.name
+            else:
+                extra = {"stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}}
+                sample = SAMPLES.get(field.name, 2)
+                if field.name == "logprobs":
+                    sample = True if endpoint is Endpoint.CHAT else 2
+                response = await ask(**{field.name: sample}, **extra.get(field.name, {}))
+                assert response.status_code == 200, response.text
+
+    play(test)
+
+
+def test_unknown_fields_are_refused_by_name(play: Any) -> None:
+    async def test(here: Served) -> None:
+        check_error(await here.chat(temprature=1), 400, "temprature")
+        check_error(await here.complete(messages=HELLO), 400, "messages")
+        check_error(await here.chat(**{"x\n\x00é" * 40: 1}), 400)
+        check_error(await here.chat(stream_options={"include_usage": True}), 400, "stream_options")
+        check_error(
+            await here.chat(stream=True, stream_options={"foo": 1}), 400, "stream_options.foo"
+        )
+
+    play(test)
+
+
+# -- bad values: a class each ------------------------------------------------------------------
+
+HUGE = 10**30
+BAD_NUMBERS: list[tuple[str, Any]] = [
+    (name, value)
+    for name in ("n", "max_tokens", "min_tokens", "top_k")
+    for value in (-2, HUGE, -HUGE, 1.5, True, "1", [1], {"a": 1})
+] + [
+    (name, value)
+    for name in ("temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty",
+                 "frequency_penalty")
+    for value in (1e308, -1e308, HUGE**20, True, "0.5", [0.5])
+] + [("seed", 1.5), ("seed", True), ("seed", HUGE), ("n", 0), ("max_tokens", 0)]  # fmt: skip
+BAD_IDS: list[tuple[str, Any]] = [
+    ("logit_bias", {"50000": 1}), ("logit_bias", {"-1": 1}), ("logit_bias", {"x": 1}),
+    ("logit_bias", {"1": "a"}), ("logit_bias", {"1": 1e9}), ("logit_bias", [1]),
+    ("logit_bias", {str(i): 1 for i in range(2000)}), ("logit_bias", {"1": 1, "01": 2}),
+    ("stop_token_ids", [49152]), ("stop_token_ids", [-1]), ("stop_token_ids", [True]),
+    ("stop_token_ids", ["1"]), ("stop_token_ids", 5), ("stop_token_ids", list(range(1000))),
+    ("stop", ["x"] * 100_000), ("stop", [""]), ("stop", ""), ("stop", [1]), ("stop", {"a": 1}),
+    ("stop", "x" * 1000), ("stream", "true"), ("stream", 1), ("ignore_eos", "no"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_bad_numbers_and_ids_name_their_field(play: Any, path: str) -> None:
+    async def test(here: Served) -> None:
+        ask = here.chat if path == CHAT else here.complete
+        for name, value in [*BAD_NUMBERS, *BAD_IDS]:
+            check_error(await ask(**{name: value}), 400, name)
+        assert not here.engine.engine.requests.states
+
+    play(test)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"logprobs": 2}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+        ({"min_tokens": 9}, "min_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [1]}, "messages[0]"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+         "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]},
+         "messages[0].tool_calls"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+    ],
+)  # fmt: skip
+def test_bad_chats(play: Any, body: dict[str, Any], param: str) -> None:
+    async def test(here: Served) -> None:
+        check_error(await here.chat(**body), 400, param)
+
+    play(test)
+
+
+@pytest.mark.parametrize(
+    "prompt", ["", [], [[]], [""], {"a": 1}, 5, None, [1.5], [True], [-1], [49152], [["a"]], [None]]
+)
+def test_bad_prompts(play: Any, prompt: Any) -> None:
+    async def test(here: Served) -> None:
+        check_error(await here.complete(prompt=prompt), 400, "prompt")
+
+    play(test)
+
+
+def test_odd_but_legal_prompts(play: Any) -> None:
+    async def test(here: Served) -> None:
+        for prompt in ("\x00", "<|im_end|>", "🎉", " "):
+            assert (await here.complete(prompt=prompt)).status_code == 200
+        special = here.state.tokenizer.special_tokens["<|im_end|>"]
+        spelled = (await here.post("/tokenize", prompt="<|im_end|>")).json()["tokens"]
+        assert special not in spelled
+
+    play(test)
+
+
+def test_too_long_for_the_model_or_the_pool(play: Any) -> None:
+    async def test(here: Served) -> None:
+        error = check_error(await here.complete(prompt=[5] * 2000), 400, "prompt")
+        assert error["code"] == "context_length_exceeded"
+        assert "2000" in error["message"]
+        assert "1024" in error["message"]
+        error = check_error(await here.complete(prompt=[5] * 1000, max_tokens=100), 400)
+        assert error["code"] == "context_length_exceeded"
+        assert "1100" in error["message"]
+        answer = await here.complete(prompt=[5] * 1000, max_tokens=24)
+        assert answer.status_code == 200
+
+    play(test)
+
+
+def test_the_pool_bounds_what_the_model_would_take(play: Any) -> None:
+    async def test(here: Served) -> None:
+        error = check_error(await here.complete(prompt=[5] * 100), 400)
+        assert "KV pool is 64 tokens" in error["message"]
+        error = check_error(await here.complete(max_tokens=60, n=4), 400)
+        assert error["code"] == "context_length_exceeded"
+        assert (await here.chat(max_tokens=None)).json()["choices"][0]["finish_reason"]
+
+    play(test, num_blocks=4)
+
+
+# -- the edge ----------------------------------------------------------------------------------
+
+
+def test_paths_methods_and_models(play: Any) -> None:
+    async def test(here: Served) -> None:
+        check_error(await here.http.get("/nowhere"), 404)
+        check_error(await here.http.get(CHAT), 405)
+        check_error(await here.http.post("/health"), 405)
+        check_error(await here.http.get("/v1/models/other"), 404, "model")
+        check_error(await here.chat(model="gpt-4"), 404, "model")
+        check_error(await here.chat(model="x\n" * 200), 404, "model")
+        assert (await here.chat(model="alias")).json()["model"] == "alias"
+        assert (await here.http.get("/v1/models/alias")).json()["root"] == "tiny"
+        assert (await here.http.get("/version")).json()["version"]
+
+    play(test)
+
+
+def test_content_must_be_plain_json(play: Any) -> None:
+    async def test(here: Served) -> None:
+        async def raw(body: bytes, **headers: str) -> httpx.Response:
+            named = {"content-type": "application/json"} | {
+                key.replace("_", "-"): value for key, value in headers.items()
+            }
+            return await here.http.post(CHAT, content=body, headers=named)
+
+        check_error(await raw(b"{}", content_type="text/plain"), 415)
+        check_error(await raw(b"{}", content_type="application/jsonp"), 415)
+        check_error(await raw(b"\x1f\x8b", content_encoding="gzip"), 415)
+        check_error(await raw(b" " * (MAX_BODY_BYTES + 1)), 413)
+        check_error(await raw(b'{"messages": NaN}'), 400)
+        check_error(await raw(b'{"n": 1, "n": 2}'), 400, "n")
+        accepted = await raw(
+            json.dumps({"messages": HELLO, "max_tokens": 1}).encode(),
+            content_type="Application/JSON; charset=utf-8",
+        )
+        assert accepted.status_code == 200
+
+    play(test)
+
+
+def test_only_known_hosts_are_answered(play: Any) -> None:
+    async def test(here: Served) -> None:
+        async def host(name: str) -> httpx.Response:
+            return await here.http.get("/version", headers={"host": name})
+
+        for name in ("localhost", "LOCALHOST:8000", "127.0.0.1:1", "[::1]:8", "192.168.1.7",
+                     "ok.example", "OK.example:80"):  # fmt: skip
+            assert (await host(name)).status_code == 200, name
+        for name in (
+            "evil.example",
+            "localhost.evil.example",
+            "",
+            "ok.example.evil",
+            "127.0.0.1.x",
+        ):
+            check_error(await host(name), 403)
+
+    play(test)
+
+
+def test_keys_guard_every_route_but_the_public_ones(play: Any) -> None:
+    async def test(here: Served) -> None:
+        here.state.api_keys = ApiKeys(["alpha", "beta"])
+        guarded = ["/v1/models", "/v1/models/tiny", "/version", "/metrics", "/debug/kv",
+                   "/debug/requests"]  # fmt: skip
+        for path in guarded:
+            check_error(await here.http.get(path), 401)
+            for odd in (path + "/", path + "//", "//" + path.lstrip("/"), path.upper()):
+                assert (await here.http.get(f"http://localhost{odd}")).status_code in {401, 404}
+            for key in ("Bearer alpha", "bearer beta"):
+                answer = await here.http.get(path, headers={"authorization": key})
+                assert answer.status_code == 200
+            for key in ("alpha", "Bearer", "Bearer ", "Bearer alphab", "Basic alpha", "Bearer é"):
+                denied = await here.http.get(
+                    path,
+                    headers={"authorization": key.encode()},  # type: ignore[dict-item]
+                )
+                assert check_error(denied, 401)["code"] == "invalid_api_key"
+        for path in (CHAT, COMPLETIONS, "/tokenize", "/detokenize"):
+            check_error(await here.http.post(path, json={}), 401)
+        for path in ("/health", "/ready"):
+            assert (await here.http.get(path)).status_code == 200
+
+    play(test)
+
+
+def test_draining_and_recovering_are_503_with_retry_after(play: Any) -> None:
+    async def test(here: Served) -> None:
+        here.state.draining = True
+        refused = await here.chat()
+        assert check_error(refused, 503)["code"] == "unavailable"
+        assert refused.headers["retry-after"]
+        assert (await here.http.get("/ready")).status_code == 503
+        assert (await here.http.get("/health")).status_code == 200
+        here.state.draining = False
+        here.engine.kill()
+        check_error(await here.chat(), 503)
+        assert (await here.http.get("/ready")).status_code == 503
+        here.engine.revive()
+        while (await here.http.get("/ready")).status_code != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert (await here.chat()).status_code == 200
+
+    play(test)
+
+
+def test_a_full_queue_is_429(play: Any) -> None:
+    from octavo.config import SchedulerConfig
+
+    async def test(here: Served) -> None:
+        answers = await asyncio.gather(*(here.chat(max_tokens=50) for _ in range(12)))
+        refused = [answer for answer in answers if answer.status_code != 200]
+        assert refused
+        for answer in refused:
+            assert check_error(answer, 429)["code"] == "overloaded"
+            assert answer.headers["retry-after"]
+
+    play(test, scheduler=SchedulerConfig(max_num_seqs=2, max_waiting=3))
+
+
+def test_a_deadline_without_a_token_is_504(play: Any) -> None:
+    async def test(here: Served) -> None:
+        here.state.request_timeout_s = 0.0
+        assert check_error(await here.chat(), 504)["code"] == "deadline_exceeded"
+        assert check_error(await here.chat(stream=True), 504)["code"] == "deadline_exceeded"
+
+    play(test)
+
+
+def test_a_failure_in_mid_stream_is_an_event_and_the_end(play: Any) -> None:
+    async def test(here: Served) -> None:
+        here.state.request_timeout_s = 0.15
+        *chunks, last = events(await here.chat(stream=True, max_tokens=900))
+        assert set(last["error"]) == {"message", "type", "param", "code"}
+        assert last["error"]["code"] == "deadline_exceeded"
+        assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
+
+    play(test, step_s=0.01)
+
+
+def test_a_fault_of_the_engine_costs_the_request_and_no_other(play: Any) -> None:
+    async def test(here: Served) -> None:
+        await here.chat()
+        here.engine.runner.inner.fail_next = True
+        error = check_error(await here.chat(), 500)
+        assert error["code"] == "engine_error"
+        assert (await here.chat()).status_code == 200
+
+    play(test)
+
+
+def test_a_bug_of_ours_says_nothing_about_us(play: Any, monkeypatch: Any) -> None:
+    async def test(here: Served) -> None:
+        def broken(*_: Any, **__: Any) -> Any:
+            raise RuntimeError("secret /etc/passwd")
+
+        monkeypatch.setattr(here.client, "submit", broken)
+        error = check_error(await here.chat(), 500)
+        assert "secret" not in error["message"]
+
+    play(test)
+
+
+def test_request_ids_are_kept_when_harmless(play: Any) -> None:
+    async def test(here: Served) -> None:
+        given = await here.http.get("/health", headers={"x-request-id": "abc-1.2_3"})
+        assert given.headers["x-request-id"] == "abc-1.2_3"
+        odd = await here.http.get("/health", headers={"x-request-id": "a b;c"})
+        assert re.fullmatch(r"req_[0-9a-f]{32}", odd.headers["x-request-id"])
+
+    play(test)
+
+
+def test_tokens_and_text(play: Any) -> None:
+    async def test(here: Served) -> None:
+        tokens = (await here.post("/tokenize", prompt="Grüße 🎉")).json()
+        assert tokens["count"] == len(tokens["tokens"])
+        text = (await here.post("/detokenize", tokens=tokens["tokens"])).json()
+        assert text == {"prompt": "Grüße 🎉"}
+        chat = (await here.post("/tokenize", messages=HELLO)).json()["tokens"]
+        assert chat == here.state.template().encode(HELLO)
+        check_error(await here.post("/tokenize"), 400, "prompt")
+        check_error(await here.post("/tokenize", prompt="a", messages=HELLO), 400, "prompt")
+        check_error(await here.post("/detokenize", tokens=[-1]), 400, "tokens")
+        check_error(await here.post("/detokenize", tokens=["a"]), 400, "tokens")
+        check_error(await here.post("/tokenize", prompt="a", foo=1), 400, "foo")
+
+    play(test)
+
+
+def test_metrics_speak_both_languages(play: Any) -> None:
+    async def test(here: Served) -> None:
+        await here.chat(n=2)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        text = (await here.http.get("/metrics")).text
+        values = {
+            line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1])
+            for line in text.splitlines()
+            if not line.startswith("#")
+        }
+        label = '{model_name="tiny"}'
+        for name in ("num_requests_running", "num_requests_waiting"):
+            assert values[f"octavo_{name}{label}"] == values[f"vllm:{name}{label}"] == 0
+        assert values[f"octavo_orphan_blocks{label}"] == 0
+        assert values[f"vllm:generation_tokens_total{label}"] == 10
+        assert values['vllm:request_success_total{finished_reason="length",model_name="tiny"}'] == 2
+        pool = values['octavo_kv_bytes{model_name="tiny",state="pool"}']
+        states = [
+            value
+            for name, value in values.items()
+            if name.startswith("octavo_kv_bytes") and "pool" not in name
+        ]
+        assert sum(states) == pool
+
+    play(test)
+
+
+def test_debug_pages_answer(play: Any) -> None:
+    async def test(here: Served) -> None:
+        assert (await here.http.get("/debug/kv")).json() == {"verb": "kv"}
+        assert (await here.http.get("/debug/requests")).json() == {"verb": "requests"}
+
+    play(test)

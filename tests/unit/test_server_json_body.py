@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.errors import InvalidRequestError
+from octavo.server.json_body import MAX_DEPTH, parse_json_object
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False,
+    allow_infinity=False) | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner, max_size=4)
+    | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), inner,
+                      max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(value=st.dictionaries(st.text("abc", max_size=3), VALUES, max_size=4), ascii_=st.booleans())
+def test_what_json_writes_is_read_back(value: dict[str, object], ascii_: bool) -> None:
+    assert parse_json_object(json.dumps(value, ensure_ascii=ascii_).encode()) == value
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "not valid JSON"),
+        (b"[]", "must be a JSON object"),
+        (b'"text"', "must be a JSON object"),
+        (b"{", "not valid JSON"),
+        (b"{}{}", "not valid JSON"),
+        (b"{'a': 1}", "not valid JSON"),
+        (b'{"a": 1,}', "not valid JSON"),
+        (b'{"a": 01}', "not valid JSON"),
+        (b'{"a": NaN}', "NaN is not a JSON number"),
+        (b'{"a": Infinity}', "Infinity is not"),
+        (b'{"a": -Infinity}', "-Infinity is not"),
+        (b'{"a": 1, "b": {"c": 1, "c": 2}}', 'duplicate key "c"'),
+        (b'{"a": 1, "\\u0061": 2}', 'duplicate key "a"'),
+        (b'{"a": "\xff"}', "not valid UTF-8"),
+        (b'\xef\xbb\xbf{"a": 1}', "not valid JSON"),
+        (b'{"a": "\\ud800"}', "lone surrogate"),
+        (b'{"\\udfff": 1}', "lone surrogate"),
+        (b'{"a": "x\ny"}', "not valid JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "too many digits"),
+        (b"[" * 1_000_000, "nested too deep"),
+        (b'{"a":' * 1_000_000, "nested too deep"),
+        (b'{"a": [' + b"[]," * 200_000 + b"1]}", "more than"),
+    ],
+)
+def test_what_is_ambiguous_or_hostile_is_refused(body: bytes, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        parse_json_object(body)
+
+
+def test_surrogate_pairs_are_text() -> None:
+    assert parse_json_object(b'{"a": "\\ud83c\\udf89"}') == {"a": "🎉"}
+
+
+def test_brackets_in_strings_are_no_depth() -> None:
+    text = "[{" * 1000 + '\\"'
+    assert parse_json_object(json.dumps({"a": text}).encode()) == {"a": text}
+
+
+def test_the_depth_limit_is_exact() -> None:
+    def nested(depth: int) -> bytes:
+        return b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
+
+    assert parse_json_object(nested(MAX_DEPTH))
+    with pytest.raises(InvalidRequestError):
+        parse_json_object(nested(MAX_DEPTH + 1))
+
+
+def test_a_key_in_an_error_is_short_and_printable() -> None:
+    key = "\\u0007" + "k" * 1000
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_json_object(f'{{"{key}": 1, "{key}": 2}}'.encode())
+    assert len(caught.value.message) < 100
+    assert caught.value.message.isprintable()
