@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from engines import Engine, LlamaCpp, Octavo, ScriptEngine, Workload
-from process import PeerError
-from servers import HttpWorkload, Server, llama_server, octavo_server
-
 from octavo.bench.machine import machine_facts, machine_state
 from octavo.weights.hub import resolve_model
+from process import PeerError
+from servers import HttpWorkload, Server, llama_server, octavo_server
 
 RESULTS = Path(__file__).resolve().parent / "results"
 QUIET_LOAD = 0.5
@@ -49,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.what == "engine"
         else HttpWorkload(
             streams=options.streams,
+            fixed_prompt_tokens=options.prompt_tokens,
+            fixed_output_tokens=options.output_tokens,
             rate_per_s=options.rate,
             num_requests=options.num_requests,
             prompt_tokens=options.prompt_lengths,
@@ -81,8 +82,9 @@ def run_rounds(
     try:
         for index in range(rounds):
             for contender in contenders:
-                turn = {"round": index, "engine": contender.name, "state": machine_state()}
-                if turn["state"]["load"][0] > QUIET_LOAD and not turns:
+                state = machine_state()
+                turn = {"round": index, "engine": contender.name, "state": state}
+                if state["load"][0] > QUIET_LOAD and not turns:
                     print("the machine is busy; engines that spin while they wait suffer most")
                 turns.append(turn | _turn(contender, workload))
                 print(_line(turns[-1]), flush=True)
@@ -168,11 +170,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--server", action="append", default=[], metavar="NAME=COMMAND",
         help="http: any other server; {port} in the command is replaced",
     )  # fmt: skip
-    work = parser.add_argument_group("engine workload")
-    work.add_argument("--concurrency", type=integers, default=(1, 4, 16, 32))
-    work.add_argument("--prompt-tokens", type=int, default=128)
-    work.add_argument("--output-tokens", type=int, default=128)
-    work.add_argument("--prefill-tokens", type=int, default=512)
+    work = parser.add_argument_group("workload")
+    work.add_argument("--prompt-tokens", type=int, default=128, help="except for open loops")
+    work.add_argument("--output-tokens", type=int, default=128, help="except for open loops")
+    work.add_argument("--concurrency", type=integers, default=(1, 4, 16, 32), help="engine")
+    work.add_argument("--prefill-tokens", type=int, default=512, help="engine")
     load = parser.add_argument_group("http workload")
     load.add_argument("--streams", type=int, default=16)
     load.add_argument("--rate", type=float, default=3.0)

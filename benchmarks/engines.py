@@ -9,6 +9,7 @@ A row is ``{"name": …, "tokens_per_s": …}``; the names are the same for ever
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -89,7 +90,7 @@ class Octavo:
 
 
 class LlamaCpp:
-    """llama.cpp's own benchmarks: ``llama-bench`` for prefill, ``llama-batched-bench`` for the rest."""
+    """llama.cpp's own benchmarks: ``llama-bench`` for prefill, else ``llama-batched-bench``."""
 
     def __init__(self, label: str, folder: Path, gguf: Path) -> None:
         self.name = label
@@ -202,8 +203,11 @@ class ScriptEngine:
         """End the script's process."""
         if self._child is not None:
             assert self._child.stdin is not None
-            self._child.stdin.close()
+            assert self._child.stdout is not None
+            with contextlib.suppress(BrokenPipeError):
+                self._child.stdin.close()
             stop(self._child)
+            self._child.stdout.close()
 
     def _start(self, threads: int) -> subprocess.Popen[str]:
         try:

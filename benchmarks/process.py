@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 POLL_S = 0.05
 STOP_S = 20.0
@@ -81,7 +82,7 @@ def server(argv: Sequence[str], *, ready_url: str, timeout_s: float) -> Iterator
             stop(child)
 
 
-def stop(child: subprocess.Popen[bytes]) -> None:
+def stop(child: subprocess.Popen[Any]) -> None:
     """End a process and its group: politely first."""
     if child.poll() is None:
         child.terminate()

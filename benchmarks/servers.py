@@ -18,15 +18,16 @@ from process import PeerError, run_to_end, server
 READY_TIMEOUT_S = 300.0
 RUN_TIMEOUT_S = 3600.0
 IDLE_S = 3.0
-# One percent of a core over a second is one tick on a usual kernel; shorter windows read 0 or 1.
 LLAMA_SLOT_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpWorkload:
-    """A closed loop of ``streams`` and an open loop of ``rate_per_s``, the same for every server."""
+    """A closed loop of ``streams`` and an open loop of ``rate_per_s``, alike for every server."""
 
     streams: int
+    fixed_prompt_tokens: int
+    fixed_output_tokens: int
     rate_per_s: float
     num_requests: int
     prompt_tokens: str
@@ -39,21 +40,26 @@ class HttpWorkload:
         """The options of ``octavo bench serve`` for each run, by name."""
         lengths = ["--prompt-tokens", self.prompt_tokens, "--output-tokens", self.output_tokens]
         slo = ["--slo-ttft-s", str(self.slo_ttft_s), "--slo-tpot-s", str(self.slo_tpot_s)]
-        fixed = ["--prompt-tokens", "128", "--output-tokens", "128"]
+        fixed = [
+            "--prompt-tokens", str(self.fixed_prompt_tokens),
+            "--output-tokens", str(self.fixed_output_tokens),
+        ]  # fmt: skip
+        # A seed each: a run must not find its prompts in the cache that the one before it left.
         return {
-            "HTTP x1": ["--concurrency", "1", "--num-requests", "4", *fixed],
+            "HTTP x1": ["--seed", "1", "--concurrency", "1", "--num-requests", "4", *fixed],
             f"HTTP x{self.streams}": [
-                "--concurrency", str(self.streams), "--num-requests", str(4 * self.streams), *fixed,
+                "--seed", "2", "--concurrency", str(self.streams),
+                "--num-requests", str(4 * self.streams), *fixed,
             ],
             f"Poisson {self.rate_per_s:g}/s": [
-                "--rate", str(self.rate_per_s), "--num-requests", str(self.num_requests),
-                *lengths, *slo,
+                "--seed", "3", "--rate", str(self.rate_per_s),
+                "--num-requests", str(self.num_requests), *lengths, *slo,
             ],
         }  # fmt: skip
 
 
 class Server:
-    """One server: a command line with ``{port}`` in it, and the path that answers 200 when ready."""
+    """One server: a command line with ``{port}``, and the path that answers 200 once ready."""
 
     def __init__(self, name: str, argv: Sequence[str], *, ready: str, model: str) -> None:
         self.name = name
@@ -85,7 +91,7 @@ class Server:
                         "tokens_per_s": observed["output_tokens_per_s"],
                         **{
                             key: observed[key]
-                            for key in ("within_slo_percent", "goodput_per_s")
+                            for key in ("within_slo_percent", "on_time_percent", "goodput_per_s")
                             if key in observed
                         },
                         "report": report,

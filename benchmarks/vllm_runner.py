@@ -1,12 +1,11 @@
 """vLLM's side of the comparison; run by compare.py with the Python of vLLM's environment.
 
-The decode figure is the difference of two runs of the same prompts: one for a single token (prefill),
-one for all. Prefix caching is off, end-of-text is ignored, sampling is greedy.
+The decode figure is the difference of two runs of the same prompts: one for a single token
+(prefill), one for all. Prefix caching is off, end-of-text is ignored, sampling is greedy.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import sys
 import time
@@ -22,12 +21,12 @@ def load(model: str, threads: int) -> tuple[dict[str, Any], Measure]:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{threads - 1}")
     started = time.perf_counter()
-    from vllm import LLM, SamplingParams
+    from vllm import LLM, SamplingParams, __version__
 
     llm = LLM(model=model, dtype="bfloat16", enable_prefix_caching=False, max_model_len=2048)
     vocab_size = llm.llm_engine.model_config.get_vocab_size()
     facts = {
-        "version": importlib.metadata.version("vllm-cpu"),
+        "version": __version__,
         "kv_dtype": "bf16",
         "weights": "bf16",
         "ready_after_s": round(time.perf_counter() - started, 1),

@@ -125,39 +125,50 @@ OCTAVO_INLINE I shift_bytes(I x, int bytes) {
   return bytes == 1 ? i_shr<8>(x) : bytes == 2 ? i_shr<16>(x) : i_shr<24>(x);
 }
 
-// Adds group g of R rows × 32 columns to `acc`.
+// Adds the products of the quads of one half to the integer sums.
 template <class W, int R>
+OCTAVO_INLINE void add_quads(const uint8_t* group, const uint8_t* quads, int half, I sum[R][2]) {
+  constexpr int kQuads = 8 / W::halves;
+OCTAVO_UNROLL(8)
+  for (int j = half * kQuads; j < (half + 1) * kQuads; ++j) {
+    I w[2];
+    W::load(group, j, w);
+OCTAVO_UNROLL(8)
+    for (int r = 0; r < R; ++r) {
+      const int32_t quad = load_i32(quads + 4 * (j * R + r));
+      sum[r][0] = i_dot4<W::bits>(sum[r][0], w[0], quad);
+      sum[r][1] = i_dot4<W::bits>(sum[r][1], w[1], quad);
+    }
+  }
+}
+
+// Adds group g of R rows × 32 columns to `acc`.
+template <class W, int R, bool Wide>
 OCTAVO_INLINE void int_group(const uint8_t* panel, const uint8_t* acts, int g, F acc[R][2]) {
   const uint8_t* header = W::header(panel, g);
   const uint8_t* group = W::group(panel, g);
-  const uint8_t* quads = acts + size_t(g) * 64 * R;
-  const uint8_t* scales = quads + 32 * R;
-  constexpr int kQuads = 8 / W::halves;
+  const uint8_t* quads = acts + size_t(g) * (Wide ? 96 : 64) * R;
+  const uint8_t* scales = quads + (Wide ? 64 : 32) * R;
 OCTAVO_UNROLL(2)
   for (int half = 0; half < W::halves; ++half) {
     I sum[R][2];
-OCTAVO_UNROLL(8)
-    for (int r = 0; r < R; ++r) {
-      I init = i_set1(0);
-      if constexpr (W::zero_shift >= 0) {
-        const int which = W::halves == 1 ? 2 : 3 + half;
-        init = i_shl<(W::zero_shift < 0 ? 0 : W::zero_shift)>(
-            i_set1(load_i32(scales + 4 * (which * R + r))));
+    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = i_set1(0);
+    if constexpr (Wide) {
+      add_quads<W, R>(group, quads, half, sum);
+      for (int r = 0; r < R; ++r) {
+        for (int c = 0; c < 2; ++c) sum[r][c] = i_shl<7>(sum[r][c]);
       }
-      sum[r][0] = init;
-      sum[r][1] = init;
     }
-OCTAVO_UNROLL(8)
-    for (int j = half * kQuads; j < (half + 1) * kQuads; ++j) {
-      I w[2];
-      W::load(group, j, w);
+    if constexpr (W::zero_shift >= 0) {
+      const int which = W::halves == 1 ? 2 : 3 + half;
 OCTAVO_UNROLL(8)
       for (int r = 0; r < R; ++r) {
-        const int32_t quad = load_i32(quads + 4 * (j * R + r));
-        sum[r][0] = i_dot4<W::bits>(sum[r][0], w[0], quad);
-        sum[r][1] = i_dot4<W::bits>(sum[r][1], w[1], quad);
+        const I init = i_shl<(W::zero_shift < 0 ? 0 : W::zero_shift)>(
+            i_set1(load_i32(scales + 4 * (which * R + r))));
+        for (int c = 0; c < 2; ++c) sum[r][c] = Wide ? i_add(sum[r][c], init) : init;
       }
     }
+    add_quads<W, R>(group, Wide ? quads + 32 * R : quads, half, sum);
     const F scale[2] = {W::scale(header, group, half, 0), W::scale(header, group, half, 1)};
 OCTAVO_UNROLL(8)
     for (int r = 0; r < R; ++r) {
@@ -200,7 +211,7 @@ OCTAVO_INLINE void store_tile(const PanelGemm& p, int block, F total[R][2]) {
 
 // Every block but the first meets the panel in cache; Lines > 0 uses the time to prefetch the next
 // panel, each block its own lines of every group.
-template <class W, int R, int Lines>
+template <class W, int R, bool Wide, int Lines>
 static void int_blocks(const PanelGemm& p) {
   for (int block = p.first_block; block < p.last_block; ++block) {
     const uint8_t* acts = p.acts.ints + size_t(block) * p.acts.int_block_bytes();
@@ -213,7 +224,7 @@ static void int_blocks(const PanelGemm& p) {
       for (; g < p.slice_ends[slice]; ++g) {
 OCTAVO_UNROLL(4)
         for (int i = 0; i < Lines; ++i) prefetch(ahead + size_t(g) * W::group_bytes + 64 * i);
-        int_group<W, R>(p.weights, acts, g, acc);
+        int_group<W, R, Wide>(p.weights, acts, g, acc);
       }
       for (int r = 0; r < R; ++r) {
         for (int c = 0; c < 2; ++c) {
@@ -225,18 +236,18 @@ OCTAVO_UNROLL(4)
   }
 }
 
-template <class W, int R>
+template <class W, int R, bool Wide>
 static void gemm_int(const PanelGemm& p) {
   const int blocks = p.last_block - p.first_block;
   const int lines = W::group_bytes / 64;
   if (p.next && R > 1 && blocks >= 3 && blocks <= lines) {
     if (blocks * 2 >= lines) {
-      int_blocks<W, R, 2>(p);
+      int_blocks<W, R, Wide, 2>(p);
     } else {
-      int_blocks<W, R, 4>(p);
+      int_blocks<W, R, Wide, 4>(p);
     }
   } else {
-    int_blocks<W, R, 0>(p);
+    int_blocks<W, R, Wide, 0>(p);
   }
 }
 

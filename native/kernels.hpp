@@ -45,14 +45,17 @@ constexpr size_t panel_bytes(Format format, int groups) {
 // Activations packed for the matrix kernels in blocks of `lanes` rows (1 or 4).
 // ints:   per block and group 64·lanes bytes: int8 [8][lanes][4], then float scale[lanes],
 //         float scale·Σq[lanes], and int32 −Σq of all 32, of the first 16, of the last 16.
+//         Wide rows hold 15-bit q = 128·high + low: int8 high [8][lanes][4], low [8][lanes][4].
 // floats: per block [groups · 32][lanes].
 struct PackedRows {
   uint8_t* ints = nullptr;
   float* floats = nullptr;
   int groups = 0;
   int lanes = 1;
+  bool wide = false;
 
-  size_t int_block_bytes() const { return size_t(groups) * 64 * lanes; }
+  size_t int_group_bytes() const { return size_t(wide ? 96 : 64) * lanes; }
+  size_t int_block_bytes() const { return size_t(groups) * int_group_bytes(); }
   size_t float_block_size() const { return size_t(groups) * kGroup * lanes; }
 };
 
@@ -99,7 +102,8 @@ struct CacheSlot {
 
 struct Kernels {
   const char* name;
-  GemmFn gemm_int[kNumIntFormats][2];  // [format][lanes == 4]
+  GemmFn gemm_int[kNumIntFormats][2];   // [format][lanes == 4]
+  GemmFn gemm_wide[kNumIntFormats][2];  // the same for wide rows
   GemmFn gemm_float[kNumFormats][2];
   // y = rmsnorm(x) · weight over `size` (padded to whole groups with zeros) → packed row.
   void (*norm_pack)(const float* x, const float* weight, int size, float eps,

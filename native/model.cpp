@@ -56,6 +56,7 @@ void Model::add_norm_linear(std::vector<float> norm, float eps,
                             const std::vector<RawTensor>& weights,
                             const std::vector<std::vector<float>>& biases) {
   Op op{Kind::norm_linear, padded(std::move(norm)), eps, make_linear(weights, false), {}, {}, 0};
+  op.first.wide = true;  // attention scores are the most sensitive to rounded inputs
   const bool any = std::any_of(biases.begin(), biases.end(), [](auto& b) { return !b.empty(); });
   if (any) {
     op.first.bias.assign(op.first.panels.size() * kPanel, 0.0f);
@@ -152,16 +153,17 @@ void Model::place_and_pack() {
   }
 }
 
-PackedRows Model::RowBuffer::view(int groups, int lanes) {
-  return {ints.empty() ? nullptr : ints.data(), floats.empty() ? nullptr : floats.data(), groups,
-          lanes};
+// The forms that `reader` does not read are not written.
+PackedRows Model::RowBuffer::view(const Linear& reader, int lanes) {
+  return {reader.ints ? ints.data() : nullptr, reader.floats ? floats.data() : nullptr,
+          reader.groups, lanes, reader.wide};
 }
 
 void Model::allocate_scratch() {
   const size_t rows = size_t(options_.max_tokens + 3) / 4 * 4;
   const auto grow = [](RowBuffer& buffer, const Linear& linear, size_t count) {
     const size_t groups = count * size_t(linear.groups);
-    if (linear.ints) buffer.ints.resize(std::max(buffer.ints.size(), groups * 64));
+    if (linear.ints) buffer.ints.resize(std::max(buffer.ints.size(), groups * 96));
     if (linear.floats) buffer.floats.resize(std::max(buffer.floats.size(), groups * kGroup));
   };
   thread_scratch_.resize(size_t(options_.threads));
@@ -198,6 +200,12 @@ void Model::allocate_scratch() {
 }
 
 void Model::finish() {
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    if (ops_[i].kind != Kind::attention) continue;
+    if (i + 1 == ops_.size() || ops_[i + 1].kind != Kind::linear_residual) {
+      throw std::invalid_argument("an attention op must be followed by its output projection");
+    }
+  }
   place_and_pack();
   kv_ = KvPool(options_.kv);
   allocate_scratch();

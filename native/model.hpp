@@ -113,6 +113,7 @@ class Model {
     std::vector<float> bias;  // 32 per panel, or empty
     bool ints = false;        // the activations it reads
     bool floats = false;
+    bool wide = false;        // int activations of 15 bits
 
     int units() const { return int(panels.size()) / panels_per_unit; }
   };
@@ -131,7 +132,7 @@ class Model {
     std::vector<uint8_t> ints;
     std::vector<float> floats;
 
-    PackedRows view(int groups, int lanes);
+    PackedRows view(const Linear& reader, int lanes);
   };
 
   Linear make_linear(const std::vector<RawTensor>& tensors, bool row_parallel) const;

@@ -304,7 +304,7 @@ void bind_model(nb::module_& m) {
 
 NB_MODULE(_native, m) {
   using namespace octavo;
-  m.attr("kernel_revision") = 1;
+  m.attr("kernel_revision") = 2;
   bind_model(m);
   register_sampler(m);
   m.def("dequantize", &dequantize, "Exact float values of a raw tensor.");

@@ -20,7 +20,16 @@ OCTAVO_INLINE F f_exp(F x) {
   return f_select(vanished, f_zero(), f_mul(p, f_pow2(i_round(n))));
 }
 
-// Scale per (row, group): amax / 127, round to nearest even.
+// Spreads 32 int8 values over their lane's quads; returns the end of all lanes' quads.
+OCTAVO_INLINE uint8_t* store_quads(const I q[2], uint8_t* to, int lanes, int lane) {
+  int8_t quants[kGroup];
+  i_store_s8(quants, q[0]);
+  i_store_s8(quants + 16, q[1]);
+  for (int j = 0; j < 8; ++j) __builtin_memcpy(to + 4 * (j * lanes + lane), quants + 4 * j, 4);
+  return to + 32 * size_t(lanes);
+}
+
+// Scale per (row, group): amax / 127 (wide rows: / (127 · 128)), round to nearest even.
 OCTAVO_INLINE void pack_two(F a, F b, const PackedRows& out, int row, int group) {
   const int block = row / out.lanes;
   const int lane = row % out.lanes;
@@ -33,21 +42,27 @@ OCTAVO_INLINE void pack_two(F a, F b, const PackedRows& out, int row, int group)
     for (int k = 0; k < kGroup; ++k) to[k * out.lanes] = values[k];
   }
   if (!out.ints) return;
+  constexpr float kNarrow = 127.0f, kWide = 127.0f * 128.0f;
+  const float steps = out.wide ? kWide : kNarrow;
   const float amax = f_maximum(f_max(f_abs(a), f_abs(b)));
-  const float inverse = amax > 0.0f ? 127.0f / amax : 0.0f;
-  const float scale = amax / 127.0f;
-  const I qa = i_round(f_mul(a, f_set1(inverse)));
-  const I qb = i_round(f_mul(b, f_set1(inverse)));
-  int8_t quants[kGroup];
-  i_store_s8(quants, qa);
-  i_store_s8(quants + 16, qb);
-  uint8_t* to = out.ints + size_t(block) * out.int_block_bytes() + size_t(group) * 64 * out.lanes;
-  const size_t step = 4 * size_t(out.lanes);
-  for (int j = 0; j < 8; ++j) __builtin_memcpy(to + j * step + 4 * lane, quants + 4 * j, 4);
-  const int32_t first = i_sum(qa), second = i_sum(qb);
+  const float inverse = amax > 0.0f ? steps / amax : 0.0f;
+  const float scale = amax / steps;
+  I q[2] = {i_round(f_mul(a, f_set1(inverse))), i_round(f_mul(b, f_set1(inverse)))};
+  const int32_t first = i_sum(q[0]), second = i_sum(q[1]);
+  uint8_t* to = out.ints + size_t(block) * out.int_block_bytes() +
+                size_t(group) * out.int_group_bytes();
+  if (out.wide) {
+    I high[2];
+    for (int c = 0; c < 2; ++c) {
+      high[c] = i_sar<7>(i_add(q[c], i_set1(64)));
+      q[c] = i_sub(q[c], i_shl<7>(high[c]));
+    }
+    to = store_quads(high, to, out.lanes, lane);
+  }
+  uint8_t* meta = store_quads(q, to, out.lanes, lane) + 4 * lane;
   const float weighted = scale * float(first + second);
   const int32_t sums[3] = {-(first + second), -first, -second};
-  uint8_t* meta = to + 8 * step + 4 * lane;
+  const size_t step = 4 * size_t(out.lanes);
   __builtin_memcpy(meta, &scale, 4);
   __builtin_memcpy(meta + step, &weighted, 4);
   for (int i = 0; i < 3; ++i) __builtin_memcpy(meta + (2 + i) * step, &sums[i], 4);

@@ -69,6 +69,10 @@ OCTAVO_INLINE void i_store(void* p, I x) { _mm512_storeu_si512(p, x); }
 OCTAVO_INLINE I i_set1(int32_t x) { return _mm512_set1_epi32(x); }
 OCTAVO_INLINE I i_or(I a, I b) { return _mm512_or_si512(a, b); }
 OCTAVO_INLINE I i_and(I a, I b) { return _mm512_and_si512(a, b); }
+OCTAVO_INLINE I i_add(I a, I b) { return _mm512_add_epi32(a, b); }
+OCTAVO_INLINE I i_sub(I a, I b) { return _mm512_sub_epi32(a, b); }
+template <int N>
+OCTAVO_INLINE I i_sar(I a) { return _mm512_srai_epi32(a, N); }
 template <int N>
 OCTAVO_INLINE I i_shl(I a) { return _mm512_slli_epi32(a, N); }
 template <int N>

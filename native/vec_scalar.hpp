@@ -123,6 +123,12 @@ OCTAVO_INLINE void i_store(void* p, I x) { __builtin_memcpy(p, x.v, sizeof x.v);
 OCTAVO_INLINE I i_set1(int32_t x) { return each<I>([&](int) { return x; }); }
 OCTAVO_INLINE I i_or(I a, I b) { return each<I>([&](int i) { return a.v[i] | b.v[i]; }); }
 OCTAVO_INLINE I i_and(I a, I b) { return each<I>([&](int i) { return a.v[i] & b.v[i]; }); }
+OCTAVO_INLINE I i_add(I a, I b) { return each<I>([&](int i) { return a.v[i] + b.v[i]; }); }
+OCTAVO_INLINE I i_sub(I a, I b) { return each<I>([&](int i) { return a.v[i] - b.v[i]; }); }
+template <int N>
+OCTAVO_INLINE I i_sar(I a) {
+  return each<I>([&](int i) { return a.v[i] >> N; });
+}
 template <int N>
 OCTAVO_INLINE I i_shl(I a) {
   return each<I>([&](int i) { return int32_t(uint32_t(a.v[i]) << N); });

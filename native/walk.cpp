@@ -14,10 +14,6 @@ namespace {
 constexpr int kBlocksPerChunk = 32;  // 128 rows of activations stay in the second-level cache
 constexpr int kAttentionRows = 24;   // query rows (tokens · heads per KV head) of one item
 
-int attention_groups(const AttentionSpec& spec) {
-  return (spec.heads * spec.head_dim + kGroup - 1) / kGroup;
-}
-
 }  // namespace
 
 class Walk {
@@ -61,6 +57,7 @@ class Walk {
   void rotate_and_write(const Op& op, int token, int kv_head) const;
   void rotate(const Op& op, int token, float* head, float scale) const;
   void attend(const Thread& t, const Op& op, const Span& span, int kv_head) const;
+  PackedRows attended_rows(const Thread& t, const Op& op) const;
   void pack_attended(Thread& t, const Op& op);
   void norm_mlp(Thread& t, const Op& op);
   void gate_up(const Thread& t, const Linear& linear, int item, const PackedRows& in,
@@ -154,7 +151,7 @@ void Walk::thread_main(int index) {
         break;
       case Model::Kind::attention: attention(t, op, i == model_.last_attention_); break;
       case Model::Kind::linear_residual:
-        multiply(t, op.first, model_.attention_rows_.view(op.first.groups, t.lanes),
+        multiply(t, op.first, model_.attention_rows_.view(op.first, t.lanes),
                  model_.x_.data(), size_t(model_.hidden_stride_), true);
         break;
       case Model::Kind::norm_mlp: norm_mlp(t, op); break;
@@ -206,19 +203,15 @@ void Walk::embed(Thread& t) {
 // Normalised and packed rows of x. A single row is packed by every thread for itself: cheaper than
 // a barrier.
 PackedRows Walk::pack_norm(Thread& t, const Op& op) {
-  const int groups = op.first.groups;
   const auto pack = [&](const PackedRows& out, int row) {
-    PackedRows wanted = out;
-    if (!op.first.ints) wanted.ints = nullptr;
-    if (!op.first.floats) wanted.floats = nullptr;
-    kernels_.norm_pack(x(row), op.norm.data(), model_.options_.hidden, op.eps, wanted, row);
+    kernels_.norm_pack(x(row), op.norm.data(), model_.options_.hidden, op.eps, out, row);
   };
   if (t.rows == 1) {
-    const PackedRows out = model_.thread_scratch_[size_t(t.index)].norm_row.view(groups, 1);
+    const PackedRows out = model_.thread_scratch_[size_t(t.index)].norm_row.view(op.first, 1);
     pack(out, 0);
     return out;
   }
-  const PackedRows out = model_.norm_rows_.view(groups, t.lanes);
+  const PackedRows out = model_.norm_rows_.view(op.first, t.lanes);
   phase(t, t.blocks, [&](int block) {
     const int end = std::min(t.rows, (block + 1) * t.lanes);
     for (int row = block * t.lanes; row < end; ++row) pack(out, row);
@@ -234,8 +227,10 @@ void Walk::run_panel(const Thread& t, const Linear& linear, size_t index, PanelG
   args.bias = panel.bias;
   args.next = panel.data + panel_bytes(panel.format, linear.groups);
   args.scratch = model_.thread_scratch_[size_t(t.index)].unpacked.data();
-  const GemmFn* table = ints ? kernels_.gemm_int[int(panel.format)]
-                             : kernels_.gemm_float[int(panel.format)];
+  const int format = int(panel.format);
+  const GemmFn* table = !ints          ? kernels_.gemm_float[format]
+                        : linear.wide ? kernels_.gemm_wide[format]
+                                      : kernels_.gemm_int[format];
   table[args.acts.lanes == 4](args);
 }
 
@@ -328,13 +323,13 @@ void Walk::attend(const Thread& t, const Op& op, const Span& span, int kv_head) 
   if (spec.head_dim % kGroup != 0) {  // groups straddle heads: packed when all heads are done
     for (int i = 0; i < n; ++i) {
       float* to = model_.attended_.data() +
-                  size_t(span.out + i / ratio) * size_t(attention_groups(spec)) * kGroup;
+                  size_t(span.out + i / ratio) * size_t(attended_rows(t, op).groups) * kGroup;
       std::memcpy(to + (kv_head * ratio + i % ratio) * spec.head_dim,
                   args.out + i * spec.head_dim, size_t(spec.head_dim) * sizeof(float));
     }
     return;
   }
-  const PackedRows packed = model_.attention_rows_.view(attention_groups(spec), t.lanes);
+  const PackedRows packed = attended_rows(t, op);
   const int per_head = spec.head_dim / kGroup;
   for (int i = 0; i < n; ++i) {
     const int head = kv_head * ratio + i % ratio;
@@ -345,9 +340,15 @@ void Walk::attend(const Thread& t, const Op& op, const Span& span, int kv_head) 
   }
 }
 
+// Where an attention op leaves its output: packed for the linear op behind it.
+PackedRows Walk::attended_rows(const Thread& t, const Op& op) const {
+  const Op& reader = *(&op + 1);
+  return model_.attention_rows_.view(reader.first, t.lanes);
+}
+
 void Walk::pack_attended(Thread& t, const Op& op) {
-  const int groups = attention_groups(op.attention);
-  const PackedRows packed = model_.attention_rows_.view(groups, t.lanes);
+  const PackedRows packed = attended_rows(t, op);
+  const int groups = packed.groups;
   phase(t, t.rows, [&](int row) {
     const float* from = model_.attended_.data() + size_t(row) * size_t(groups) * kGroup;
     for (int g = 0; g < groups; ++g) kernels_.pack_group(from + g * kGroup, packed, row, g);
@@ -415,9 +416,7 @@ void Walk::gate_up(const Thread& t, const Linear& linear, int item, const Packed
 
 void Walk::norm_mlp(Thread& t, const Op& op) {
   const PackedRows in = pack_norm(t, op);
-  PackedRows out = model_.mlp_rows_.view(op.second.groups, t.lanes);
-  if (!op.second.ints) out.ints = nullptr;
-  if (!op.second.floats) out.floats = nullptr;
+  const PackedRows out = model_.mlp_rows_.view(op.second, t.lanes);
   const int chunks = (t.blocks + kBlocksPerChunk - 1) / kBlocksPerChunk;
   phase(t, op.first.units() * chunks, [&](int item) { gate_up(t, op.first, item, in, out); });
   multiply(t, op.second, out, model_.x_.data(), size_t(model_.hidden_stride_), true);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,17 +67,14 @@ def logits_in_chunks(
 
 
 def compare(
-    reference: Executor, other: Executor, tokens: Sequence[int], *, chunk: int = 256
+    reference: Iterable[NDArray[np.float32]],
+    other: Iterable[NDArray[np.float32]],
+    tokens: Sequence[int],
 ) -> Comparison:
-    """Run both over ``tokens`` and compare what they predict for each next one."""
+    """Compare what two equally chunked ``logits_in_chunks`` predict for each next token."""
     loss = np.zeros(2)
     agreed, divergence, position = 0, 0.0, 0
-    pairs = zip(
-        logits_in_chunks(reference, tokens, chunk),
-        logits_in_chunks(other, tokens, chunk),
-        strict=True,
-    )
-    for first, second in pairs:
+    for first, second in zip(reference, other, strict=True):
         for expected, actual in zip(first, second, strict=True):
             position += 1
             if position == len(tokens):

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from numerics.perplexity import Comparison, compare, load, text_tokens
+from numerics.perplexity import Comparison, compare, load, logits_in_chunks, text_tokens
 from octavo.backends.native import NativeBackend
-from octavo.backends.program import BackendOptions
+from octavo.backends.program import Backend, BackendOptions
 from octavo.backends.reference import ReferenceBackend
 from oracles.requantize import requantize
 
 CHUNK = 256
 WHOLE = 4000
-SHORT = 384
+SHORT = 192
 
 
-def compare_backends(model_path: Path, num_tokens: int | None = None) -> Comparison:
-    tokens = text_tokens(model_path)[:num_tokens]
-    options = BackendOptions(max_tokens=CHUNK)
-    reference = load(ReferenceBackend(), model_path, len(tokens), options)
-    native = load(NativeBackend(), model_path, len(tokens), options)
-    result = compare(reference, native, tokens, chunk=CHUNK)
-    reference.close()
-    native.close()
-    return result
+def logits_of(
+    backend: Backend, model_path: Path, tokens: list[int], activation: str = "int8"
+) -> Iterator[NDArray[np.float32]]:
+    options = BackendOptions(max_tokens=CHUNK, activation=activation)
+    executor = load(backend, model_path, len(tokens), options)
+    yield from logits_in_chunks(executor, tokens, CHUNK)
+    executor.close()
+
+
+def compare_backends(model_path: Path) -> Comparison:
+    tokens = text_tokens(model_path)
+    reference = logits_of(ReferenceBackend(), model_path, tokens)
+    return compare(reference, logits_of(NativeBackend(), model_path, tokens), tokens)
 
 
 def assert_accurate(result: Comparison) -> None:
@@ -34,13 +41,30 @@ def assert_accurate(result: Comparison) -> None:
     assert result.mean_kl <= 0.01, result
 
 
-def test_the_packaged_q4_1_on_a_short_text(smollm2_path):
-    result = compare_backends(smollm2_path, SHORT)
+@pytest.fixture(scope="module")
+def short_text(smollm2_path):
+    tokens = text_tokens(smollm2_path)[:SHORT]
+    return tokens, list(logits_of(ReferenceBackend(), smollm2_path, tokens))
+
+
+def test_float_activations_on_a_short_text(smollm2_path, short_text):
+    # Only the KV cache is rounded (bf16): packing and kernels keep every weight's value.
+    tokens, reference = short_text
+    native = logits_of(NativeBackend(), smollm2_path, tokens, "f32")
+    result = compare(reference, native, tokens)
     assert result.num_tokens == SHORT - 1
-    # A few hundred tokens are too few for the bounds of the whole text.
-    assert abs(result.perplexity_ratio - 1) <= 0.02, result
-    assert result.top1_agreement >= 0.95, result
-    assert result.mean_kl <= 0.01, result
+    assert abs(result.perplexity_ratio - 1) <= 0.005, result
+    assert result.top1_agreement >= 0.98, result
+    assert result.mean_kl <= 0.001, result
+
+
+def test_int8_activations_on_a_short_text(smollm2_path, short_text):
+    # So few tokens cannot hold the bars of the whole text; these catch what breaks outright.
+    tokens, reference = short_text
+    result = compare(reference, logits_of(NativeBackend(), smollm2_path, tokens), tokens)
+    assert abs(result.perplexity_ratio - 1) <= 0.03, result
+    assert result.top1_agreement >= 0.92, result
+    assert result.mean_kl <= 0.02, result
 
 
 @pytest.mark.slow

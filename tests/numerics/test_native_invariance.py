@@ -78,16 +78,16 @@ def test_neighbours(smollm2_path, whole, num_neighbours):
             Row(tokens=rng.integers(0, 40000, 1).tolist(), table=t, start=index, logits_at=[0])
             for t in others
         ]
-        mine = Row(
-            tokens=PROMPT[start : start + 16], table=table, start=start, logits_at=[15]
-        )
+        mine = Row(tokens=PROMPT[start : start + 16], table=table, start=start, logits_at=[15])
         rows.insert(place, mine)
         logits = executor.forward(step(rows)).logits
         assert np.array_equal(logits[place], whole[start + 15])
 
 
 def test_instruction_sets_agree(smollm2_path, whole):
-    assert_equal(last_logits(load(smollm2_path, isa="avx2"), PROMPT[:96], table_of(96, 16), 32), whole)
+    assert_equal(
+        last_logits(load(smollm2_path, isa="avx2"), PROMPT[:96], table_of(96, 16), 32), whole
+    )
     scalar = load(smollm2_path, isa="scalar")
     assert_equal(last_logits(scalar, PROMPT[:16], [0], 16), whole)
 

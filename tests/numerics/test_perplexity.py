@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from numerics.perplexity import compare, text_tokens
+from numerics.perplexity import compare, logits_in_chunks, text_tokens
 from octavo.backends.program import BackendOptions
 from octavo.backends.reference import ReferenceBackend
 from octavo.models import build_program, cache_layout
@@ -31,7 +31,8 @@ def probabilities(seed):
 @pytest.mark.parametrize("chunk", [7, 30])
 def test_figures_follow_their_definitions(chunk):
     p, q = probabilities(1), probabilities(2)
-    result = compare(executor(1), executor(2), TOKENS, chunk=chunk)
+    chunks = [logits_in_chunks(executor(seed), TOKENS, chunk) for seed in (1, 2)]
+    result = compare(*chunks, TOKENS)
     rows = np.arange(29)
     assert result.num_tokens == 29
     perplexity = np.exp(-np.log(q[rows, TOKENS[1:]]).mean())
@@ -41,7 +42,8 @@ def test_figures_follow_their_definitions(chunk):
 
 
 def test_an_executor_equals_itself():
-    result = compare(executor(1), executor(1), TOKENS)
+    chunks = [logits_in_chunks(executor(1), TOKENS, 16) for _ in range(2)]
+    result = compare(*chunks, TOKENS)
     assert (result.perplexity_ratio, result.top1_agreement, result.mean_kl) == (1.0, 1.0, 0.0)
 
 

@@ -67,7 +67,7 @@ class Room:
         self.loop = EngineLoop(
             self.core,
             self.wire,
-            welcome_of(self.core, info),
+            welcome_of(self.core, info, max_num_seqs=64),
             snapshot=lambda: snapshot_of(self.core),
             control=lambda verb: {"verb": verb},
             clock=lambda: self.now,

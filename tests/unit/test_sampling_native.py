@@ -9,6 +9,7 @@ import pytest
 
 from octavo import _native as native
 from octavo.sampling import SampleRow, sample_row
+from octavo.sampling.philox import gumbel
 
 
 def assert_same(logits, row):
@@ -23,7 +24,8 @@ def assert_same(logits, row):
 def random_logits(rng, vocab):
     kind = rng.integers(5)
     if kind == 0:  # many exact ties, zeros of both signs
-        return (rng.integers(-3, 4, vocab) * np.float32(-0.5)).astype(np.float32)
+        signs = rng.choice([-0.5, 0.5], vocab)
+        return (rng.integers(-3, 4, vocab) * signs).astype(np.float32)
     if kind == 1:  # flat
         return rng.normal(0, 0.01, vocab).astype(np.float32)
     if kind == 2:  # one dominant token
@@ -95,6 +97,21 @@ def test_native_equals_the_definition_on_extreme_temperatures():
                 logits,
                 SampleRow(seed=1, branch=0, position=2, temperature=temperature, top_p=top_p),
             )
+
+
+def test_equal_scores_go_to_the_lowest_id():
+    pair = np.arange(2, dtype=np.int32)
+    ties = 0
+    for position in range(400):
+        noise = gumbel(pair, seed=5, branch=0, position=position)
+        # Token 1 leads by logit; token 0 trails by just as much as its noise is the luckier.
+        logits = np.array([noise[1] - noise[0], 0.0], np.float32)
+        row = SampleRow(seed=5, branch=0, position=position)
+        if logits[0] < 0 and logits[0] + noise[0] == noise[1]:
+            ties += 1
+            assert sample_row(logits, row).token == 0
+        assert_same(logits, row)
+    assert ties > 20
 
 
 def test_the_native_module_refuses_ids_outside_the_vocabulary():

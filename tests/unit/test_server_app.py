@@ -282,13 +282,13 @@ HUGE = 10**30
 BAD_NUMBERS: list[tuple[str, Any]] = [
     (name, value)
     for name in ("n", "max_tokens", "min_tokens", "top_k")
-    for value in (-2, HUGE, -HUGE, 1.5, True, "1", [1], {"a": 1})
+    for value in (-2, HUGE, -HUGE, 1.5, False, "1", [1], {"a": 1})
 ] + [
     (name, value)
     for name in ("temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty",
                  "frequency_penalty")
     for value in (1e308, -1e308, HUGE**20, True, "0.5", [0.5])
-] + [("seed", 1.5), ("seed", True), ("seed", HUGE), ("n", 0), ("max_tokens", 0)]  # fmt: skip
+] + [("seed", 1.5), ("seed", True), ("seed", HUGE), ("n", 65), ("max_tokens", 0)]  # fmt: skip
 BAD_IDS: list[tuple[str, Any]] = [
     ("logit_bias", {"50000": 1}), ("logit_bias", {"-1": 1}), ("logit_bias", {"x": 1}),
     ("logit_bias", {"1": "a"}), ("logit_bias", {"1": 1e9}), ("logit_bias", [1]),

@@ -62,15 +62,19 @@ class _Usage(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: object = None
 
 
 @dataclass(slots=True)
 class RunResult:
-    """The records of a run. ``num_uncounted`` requests gave no usage: their chunks were counted."""
+    """The records of a run. ``num_uncounted`` requests gave no usage: their chunks were counted.
+
+    ``max_lag_s`` is how late this client itself was at worst; it is part of that request's TTFT.
+    """
 
     records: list[RequestRecord] = field(default_factory=list)
     num_uncounted: int = 0
+    max_lag_s: float = 0.0
     token_line: TokenLine = field(default_factory=TokenLine)
 
 
@@ -101,6 +105,7 @@ class LoadClient:
             record, is_counted = read_record(exchange, scheduled_s=scheduled_s, n=self._n)
             result.records.append(record)
             result.num_uncounted += record.went_well and not is_counted
+            result.max_lag_s = max(result.max_lag_s, exchange.start_s - scheduled_s)
         return result
 
     async def calibrate(self) -> TokenLine:
@@ -230,8 +235,9 @@ class _Stream:
             self._has_end = True
             return
         event = msgspec.json.decode(payload, type=_Event)
-        if event.error is not None and bytes(event.error) != b"null":
-            self.error = self.error or f"error event: {_message(bytes(event.error))}"
+        if event.error is not None:
+            text = msgspec.json.encode(event.error)
+            self.error = self.error or f"error event: {_message(text)}"
         self.usage = event.usage or self.usage
         for choice in event.choices:
             if choice.has_content:

@@ -57,17 +57,25 @@ def run(arguments: argparse.Namespace, make_config: MakeConfig) -> int:
 
 
 def _throughput_options(parser: argparse.ArgumentParser) -> None:
-    _integers(parser, "--concurrency", (1, 4, 16, 32), "streams, run in turn")
-    _integer(parser, "--prompt-tokens", 128, "prompt of each stream")
-    _integer(parser, "--output-tokens", 128, "output of each stream")
-    _integer(parser, "--prefill-tokens", 512, "prompt of the prefill figure")
+    _integers(parser, "--concurrency", (1, 4, 16, 32), about="streams, run in turn")
+    _integer(parser, "--prompt-tokens", 128, about="prompt of each stream")
+    _integer(parser, "--output-tokens", 128, about="output of each stream")
+    _integer(parser, "--prefill-tokens", 512, about="prompt of the prefill figure")
     _integer(
-        parser, "--prefill-prompts", 8, "prompts of the prefill figure; 0 leaves it out", low=0
+        parser,
+        "--prefill-prompts",
+        8,
+        about="prompts of the prefill figure; 0 leaves it out",
+        low=0,
     )
     _integer(
-        parser, "--shared-prefix-tokens", 0, "also decode after a prefix, shared and not", low=0
+        parser,
+        "--shared-prefix-tokens",
+        0,
+        about="also decode after a prefix, shared and not",
+        low=0,
     )
-    _integer(parser, "--repeat", 3, "rounds; figures are medians")
+    _integer(parser, "--repeat", 3, about="rounds; figures are medians")
 
 
 def _throughput(arguments: argparse.Namespace, config: EngineConfig) -> Report:
@@ -87,9 +95,9 @@ def _throughput(arguments: argparse.Namespace, config: EngineConfig) -> Report:
 
 
 def _latency_options(parser: argparse.ArgumentParser) -> None:
-    _integer(parser, "--num-requests", 20, "requests, one after another")
-    _integer(parser, "--prompt-tokens", 128, "prompt of each")
-    _integer(parser, "--output-tokens", 64, "output of each")
+    _integer(parser, "--num-requests", 20, about="requests, one after another")
+    _integer(parser, "--prompt-tokens", 128, about="prompt of each")
+    _integer(parser, "--output-tokens", 64, about="output of each")
 
 
 def _latency(arguments: argparse.Namespace, config: EngineConfig) -> Report:
@@ -105,9 +113,9 @@ def _latency(arguments: argparse.Namespace, config: EngineConfig) -> Report:
 
 
 def _step_options(parser: argparse.ArgumentParser) -> None:
-    _integers(parser, "--streams", (1, 16, 64), "streams, run in turn")
-    _integer(parser, "--prompt-tokens", 32, "prompt of each stream")
-    _integer(parser, "--steps", 256, "decode steps")
+    _integers(parser, "--streams", (1, 16, 64), about="streams, run in turn")
+    _integer(parser, "--prompt-tokens", 32, about="prompt of each stream")
+    _integer(parser, "--steps", 256, about="decode steps")
 
 
 def _step(arguments: argparse.Namespace, config: EngineConfig) -> Report:
@@ -134,27 +142,29 @@ def _serve_options(parser: argparse.ArgumentParser) -> None:
     target.add_argument(
         "--server-pid", type=int, help="root of the server's processes, for their memory"
     )
-    _number(target, "--timeout", 600.0, "seconds that one request may take")
-    _number(target, "--temperature", 0.0, "sampling temperature")
+    _number(target, "--timeout", 600.0, about="seconds that one request may take")
+    _number(target, "--temperature", 0.0, about="sampling temperature")
     target.add_argument(
         "--honour-eos", action="store_true",
         help="let answers end early (default: ignore_eos, so that lengths are as planned)",
     )  # fmt: skip
     load = parser.add_argument_group("workload")
-    _integer(load, "--num-requests", 100, "requests of the run")
-    _number(load, "--rate", 0.0, "open loop: requests per second, Poisson arrivals")
-    _integer(load, "--concurrency", 0, "closed loop: requests in flight", low=0)
+    _integer(load, "--num-requests", 100, about="requests of the run")
+    _number(load, "--rate", 0.0, about="open loop: requests per second, Poisson arrivals")
+    _integer(load, "--concurrency", 0, about="closed loop: requests in flight", low=0)
     lengths = "tokens: N, uniform:LOW:HIGH, exponential:MEAN or lognormal:MEAN:SIGMA"
     load.add_argument("--prompt-tokens", default="exponential:161", help=lengths)
     load.add_argument("--output-tokens", default="exponential:100", help=lengths)
-    _integer(load, "--shared-prefix-tokens", 0, "put a common prefix before each prompt", low=0)
-    _number(load, "--cancel-fraction", 0.0, "share of requests that the client leaves midway")
-    _integer(load, "--n", 1, "choices per request")
+    _integer(
+        load, "--shared-prefix-tokens", 0, about="put a common prefix before each prompt", low=0
+    )
+    _number(load, "--cancel-fraction", 0.0, about="share of requests that the client leaves midway")
+    _integer(load, "--n", 1, about="choices per request")
     load.add_argument("--trace", type=Path, help="Azure CSV or Mooncake JSON lines")
-    _number(load, "--time-scale", 1.0, "stretch a trace's times")
-    _number(load, "--length-scale", 1.0, "stretch a trace's lengths")
-    _integer(load, "--max-prompt-tokens", 0, "cut longer prompts; 0: never", low=0)
-    _integer(load, "--max-output-tokens", 0, "cut longer outputs; 0: never", low=0)
+    _number(load, "--time-scale", 1.0, about="stretch a trace's times")
+    _number(load, "--length-scale", 1.0, about="stretch a trace's lengths")
+    _integer(load, "--max-prompt-tokens", 0, about="cut longer prompts; 0: never", low=0)
+    _integer(load, "--max-output-tokens", 0, about="cut longer outputs; 0: never", low=0)
     slo = parser.add_argument_group("goodput")
     slo.add_argument("--slo-ttft-s", type=float, help="needs --slo-tpot-s")
     slo.add_argument("--slo-tpot-s", type=float, help="needs --slo-ttft-s")
@@ -217,7 +227,7 @@ def _slo(arguments: argparse.Namespace) -> Slo | None:
 _Adder = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
-def _integer(parser: _Adder, option: str, default: int, about: str, *, low: int = 1) -> None:
+def _integer(parser: _Adder, option: str, default: int, *, about: str, low: int = 1) -> None:
     def whole(text: str) -> int:
         return _at_least(text, low)
 
@@ -226,7 +236,7 @@ def _integer(parser: _Adder, option: str, default: int, about: str, *, low: int 
     )
 
 
-def _integers(parser: _Adder, option: str, default: tuple[int, ...], about: str) -> None:
+def _integers(parser: _Adder, option: str, default: tuple[int, ...], *, about: str) -> None:
     def several(text: str) -> tuple[int, ...]:
         return tuple(_at_least(part, 1) for part in text.split(","))
 
@@ -236,7 +246,7 @@ def _integers(parser: _Adder, option: str, default: tuple[int, ...], about: str)
     )
 
 
-def _number(parser: _Adder, option: str, default: float, about: str) -> None:
+def _number(parser: _Adder, option: str, default: float, *, about: str) -> None:
     parser.add_argument(
         option, type=float, default=default, metavar="X", help=f"{about} (default: {default:g})"
     )

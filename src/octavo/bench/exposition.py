@@ -52,7 +52,7 @@ def grown(before: Exposition, after: Exposition, name: str) -> float | None:
 
 
 def histogram_quantiles(
-    before: Exposition, after: Exposition, name: str, percents: Sequence[float]
+    before: Exposition, after: Exposition, name: str, *, percents: Sequence[float]
 ) -> dict[float, float] | None:
     """Quantiles of what a histogram gained, linear within a bucket; None where it gained nothing.
 

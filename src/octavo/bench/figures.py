@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
-# Content that arrives this soon after the first content had been made before: it came with it.
-BURST_S = 0.005
 QUANTILES = (50, 90, 99)
 
 
@@ -66,23 +64,6 @@ class RequestRecord:
         return (self.content_s[-1] - self.content_s[0]) / (tokens - 1)
 
     @property
-    def judged_tpot_s(self) -> float | None:
-        """TPOT without the tokens that came along with the first content.
-
-        A server that holds back its first token to shorten the time that TPOT divides gains
-        nothing by it: what it then delivers at once is not counted. Equal to TPOT for a server
-        that sends each token when it has it.
-        """
-        tokens = self.output_tokens / self.n
-        if not self.content_s:
-            return None
-        first = self.content_s[0]
-        burst = sum(stamp <= first + BURST_S for stamp in self.content_s) / self.n
-        if tokens <= max(burst, 1):
-            return None
-        return (self.content_s[-1] - first) / (tokens - max(burst, 1))
-
-    @property
     def latency_s(self) -> float:
         """Scheduled send to the end of the response."""
         return self.end_s - self.scheduled_s
@@ -90,17 +71,34 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """What a request must meet to count: both limits, in seconds."""
+    """What a request must meet, in seconds.
+
+    TTFT and TPOT within their limits is how SLOs are usually quoted, but a server that holds its
+    first token back shortens the time that TPOT divides, and so gains by delay. Goodput therefore
+    counts requests that were on time all along: token i due at ``ttft_s`` + i · ``tpot_s``.
+    """
 
     ttft_s: float
     tpot_s: float
 
     def is_met(self, record: RequestRecord) -> bool:
-        """A request that was refused, failed or got no content meets nothing."""
-        ttft, tpot = record.ttft_s, record.judged_tpot_s
+        """Both figures within their limits. A request that failed or got nothing meets none."""
+        ttft, tpot = record.ttft_s, record.tpot_s
         if not record.went_well or ttft is None or ttft > self.ttft_s:
             return False
         return tpot is None or tpot <= self.tpot_s
+
+    def is_on_time(self, record: RequestRecord) -> bool:
+        """Every piece of content came before its first token was due. Delay never helps."""
+        pieces = len(record.content_s)
+        if not record.went_well or not pieces:
+            return False
+        # Where a piece holds several tokens they are taken to be spread evenly over the pieces.
+        per_piece = max(record.output_tokens, pieces) / pieces / record.n
+        return all(
+            stamp - record.scheduled_s <= self.ttft_s + math.floor(i * per_piece) * self.tpot_s
+            for i, stamp in enumerate(record.content_s)
+        )
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -145,11 +143,14 @@ def latency_rows(
     ]
 
 
-def totals(records: Sequence[RequestRecord], slo: Slo | None) -> dict[str, object]:
+def totals(
+    records: Sequence[RequestRecord], slo: Slo | None, *, offered_s: float = 0.0
+) -> dict[str, object]:
     """Counts by outcome, errors by name, rates over the run, goodput where there is an SLO.
 
     The run lasts from the first scheduled send to the last end, and every scheduled request is
-    in the denominator whatever became of it.
+    in the denominator whatever became of it. ``offered_s`` is how long an open loop sent: goodput
+    is per second of that, so that a server which sheds work and ends early gains nothing.
     """
     seconds = max(r.end_s for r in records) - min(r.scheduled_s for r in records)
     output = sum(record.output_tokens for record in records)
@@ -164,9 +165,10 @@ def totals(records: Sequence[RequestRecord], slo: Slo | None) -> dict[str, objec
         "requests_per_s": rate(sum(record.went_well for record in records), seconds),
     }
     if slo is not None:
-        met = sum(slo.is_met(record) for record in records)
-        found["within_slo_percent"] = round(100 * met / len(records), 2)
-        found["goodput_per_s"] = rate(met, seconds)
+        on_time = sum(map(slo.is_on_time, records))
+        found["within_slo_percent"] = round(100 * sum(map(slo.is_met, records)) / len(records), 2)
+        found["on_time_percent"] = round(100 * on_time / len(records), 2)
+        found["goodput_per_s"] = rate(on_time, offered_s or seconds)
     return found
 
 

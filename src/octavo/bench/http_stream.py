@@ -11,6 +11,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -65,6 +66,7 @@ class Exchange:
     is_event_stream: bool = False
     events: list[tuple[float, bytes]] = field(default_factory=list)
     body: bytearray = field(default_factory=bytearray)
+    start_s: float = field(default_factory=time.perf_counter)
     end_s: float = 0.0
     fault: str = ""
     was_cancelled: bool = False
@@ -88,9 +90,9 @@ class _Reader(asyncio.Protocol):
     # -- asyncio -----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(self._request)
+        # uvloop's transports have the interface but not the base class.
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         self._now = time.perf_counter()
@@ -180,7 +182,8 @@ class HttpClient:
                 await loop.create_connection(
                     lambda: reader, self._endpoint.host, self._endpoint.port, ssl=self._tls
                 )
-                await reader.finished
+                # Shielded: a timeout must leave it open for `finish` to end the exchange.
+                await asyncio.shield(reader.finished)
         except TimeoutError:
             reader.finish("timed out")
         except OSError as error:

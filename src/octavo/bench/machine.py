@@ -7,13 +7,14 @@ import platform
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from octavo.backends.native import default_num_threads, probe_machine
 
 _PROC = Path("/proc")
 
 
-def machine_facts() -> dict[str, object]:
+def machine_facts() -> dict[str, Any]:
     """What hardware and system this is."""
     return {
         "cpu": cpu_model(),
@@ -23,14 +24,14 @@ def machine_facts() -> dict[str, object]:
     }
 
 
-def machine_state() -> dict[str, object]:
+def machine_state() -> dict[str, Any]:
     """How fast the machine is *now*: barrier time and read rate of all cores, load beside them."""
-    found = probe_machine(default_num_threads())
+    found: dict[str, Any] = probe_machine(default_num_threads())
     return {
         "load": [round(load, 2) for load in os.getloadavg()],
-        "barrier_ns": found["barrier_ns"],
-        "read_gb_per_s": found["read_gbs"],
-        "int8_gops": found["int8_gops"],
+        "barrier_ns": round(found["barrier_ns"]),
+        "read_gb_per_s": round(found["read_gbs"], 1),
+        "int8_gops": round(found["int8_gops"]),
     }
 
 

@@ -90,7 +90,7 @@ async def _run(
             await watching
     after = Exposition(await client.fetch_text("/metrics") or "")
     observed = {
-        **totals(result.records, options.slo),
+        **totals(result.records, options.slo, offered_s=_offered_s(options.workload, planned)),
         **_told(before, after, result),
         **watch.waste.observed(),
         **_memory(watch, options.server_pid),
@@ -115,6 +115,11 @@ async def _run(
         rows=[*latency_rows(result.records), _itl_row(before, after)],
         observed=observed,
     )  # fmt: skip
+
+
+def _offered_s(workload: ServeWorkload, planned: list[PlannedRequest]) -> float:
+    """How long an open loop sends, 0 for a closed loop, whose sends the server itself paces."""
+    return 0.0 if workload.concurrency else planned[-1].at_s
 
 
 async def _watch(client: LoadClient, watch: _Watch, server_pid: int | None) -> None:
@@ -151,15 +156,21 @@ def _told(before: Exposition, after: Exposition, result: RunResult) -> dict[str,
         hit_percent: object = round(100 * (hits or 0.0) / queried, 2)
     else:
         hit_percent = round(100 * cached / prompt, 2) if cached else ABSENT
+    recomputed = grown(before, after, "octavo_engine_recomputed_tokens_total")
+    computed = grown(before, after, "octavo_engine_computed_tokens_total")
     return {
+        "client_max_lag_ms": round(1e3 * result.max_lag_s, 2),
         "prefix_hit_percent": hit_percent,
+        "recompute_tax_percent": (
+            round(100 * recomputed / computed, 2) if computed and recomputed is not None else ABSENT
+        ),
         "preemptions": ABSENT if preemptions is None else int(preemptions),
     }
 
 
 def _itl_row(before: Exposition, after: Exposition) -> dict[str, object]:
     """Gaps between tokens by the server's stamps, interpolated from its histogram."""
-    found = histogram_quantiles(before, after, ITL, QUANTILES)
+    found = histogram_quantiles(before, after, ITL, percents=QUANTILES)
     row: dict[str, object] = {"name": "ITL ms (server's histogram)"}
     if found is None:
         return row | dict.fromkeys(("count", "mean", *(f"p{q}" for q in QUANTILES)), ABSENT)

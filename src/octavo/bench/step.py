@@ -142,7 +142,9 @@ def measure_gaps(
     marking.marks.clear()
     engine = EngineCore(runner, config.scheduler, config.cache, epoch=1)
     with _sockets() as (transport, frontend):
-        loop = _engine_loop(engine, runner.info, transport)
+        loop = _engine_loop(
+            engine, runner.info, transport, max_num_seqs=config.scheduler.max_num_seqs
+        )
         _submit(frontend, prompts, workload.steps + 1)
         lease_times = _run_to_the_end(engine, loop, frontend, num_requests=width)
 
@@ -192,7 +194,9 @@ def _sockets() -> Iterator[tuple[RouterTransport, zmq.Socket[bytes]]]:
             transport.close()
 
 
-def _engine_loop(engine: EngineCore, info: RunnerInfo, transport: RouterTransport) -> EngineLoop:
+def _engine_loop(
+    engine: EngineCore, info: RunnerInfo, transport: RouterTransport, *, max_num_seqs: int
+) -> EngineLoop:
     welcome = Welcome(
         engine_epoch=engine.epoch,
         vocab_size=info.vocab_size,
@@ -201,6 +205,7 @@ def _engine_loop(engine: EngineCore, info: RunnerInfo, transport: RouterTranspor
         num_blocks=info.num_blocks,
         max_request_tokens=info.num_blocks * info.block_size,
         kv_pool_bytes=0,
+        max_num_seqs=max_num_seqs,
         fingerprint=info.fingerprint,
     )
     return EngineLoop(

@@ -1,5 +1,1 @@
-"""The ``octavo`` command. Sub-commands import what they need when they run."""
-
-from octavo.cli.main import main
-
-__all__ = ["main"]
+"""The ``octavo`` command: ``octavo.cli.main``. Sub-commands import what they need when they run."""

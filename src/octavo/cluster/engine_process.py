@@ -50,7 +50,7 @@ def _serve(channel: ChildChannel, runtime_dir: Path, config_path: Path) -> int:
         config, lambda name, seconds: channel.report("stage", name=name, took=seconds)
     )
     core = EngineCore(loaded.runner, config.scheduler, config.cache, epoch=time.time_ns())
-    welcome = welcome_of(core, loaded.runner.info)
+    welcome = welcome_of(core, loaded.runner.info, max_num_seqs=config.scheduler.max_num_seqs)
     loop = EngineLoop(
         core,
         RouterTransport(engine_address(runtime_dir)),
@@ -94,7 +94,7 @@ class _Download:
             )
 
 
-def welcome_of(core: EngineCore, info: RunnerInfo) -> Welcome:
+def welcome_of(core: EngineCore, info: RunnerInfo, *, max_num_seqs: int) -> Welcome:
     """The facts that a frontend validates and prints with."""
     return Welcome(
         engine_epoch=core.epoch,
@@ -103,6 +103,7 @@ def welcome_of(core: EngineCore, info: RunnerInfo) -> Welcome:
         block_size=info.block_size,
         num_blocks=info.num_blocks,
         max_request_tokens=info.num_blocks * info.block_size,
+        max_num_seqs=max_num_seqs,
         kv_pool_bytes=info.num_blocks * sum(group.block_bytes for group in info.groups),
         fingerprint=info.fingerprint,
     )

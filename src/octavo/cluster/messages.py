@@ -68,6 +68,7 @@ class Welcome(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     block_size: int
     num_blocks: int
     max_request_tokens: int
+    max_num_seqs: int
     kv_pool_bytes: int
     fingerprint: str
 

@@ -245,7 +245,8 @@ class Supervisor:
                 self._drain_turn(child, deadline)
             if child.process is process:
                 lost = lost or f"the {child.spec.name} process did not stop in time"
-            elif process.returncode != 0:
+            # A child that dies of SIGTERM had not begun: a ready one handles it.
+            elif process.returncode not in (0, -signal.SIGTERM):
                 lost = (
                     lost
                     or child.fatal

@@ -63,6 +63,7 @@ class Scheduler:
         self.generation = 0
         self._kv = kv
         self._slots = SlotTable(config.max_num_seqs)
+        self._refused: tuple[Sequence | None, list[int]] = (None, [])
 
     # -- membership --------------------------------------------------------------------------
 
@@ -139,7 +140,7 @@ class Scheduler:
             if self._grow_running(draft):
                 break
             may_admit = False
-        if may_admit and self.waiting and draft.budget:
+        if may_admit and self.waiting and draft.budget and not self._is_head_blocked():
             self._admit_waiting(draft)
         return draft
 
@@ -180,6 +181,26 @@ class Scheduler:
 
     # -- admission ---------------------------------------------------------------------------
 
+    def _slack(self) -> list[int]:
+        """Blocks per group that nobody holds and nobody was promised."""
+        promised = self._kv.promises.totals
+        return [
+            pool.num_available - total for pool, total in zip(self._kv.pools, promised, strict=True)
+        ]
+
+    def _is_head_blocked(self) -> bool:
+        """Whether the head was refused when there was no less to be had than now.
+
+        This saves a look-up per step while the pool is full. With nothing running it is always
+        tried again (I9).
+        """
+        head, slack = self._refused
+        return (
+            head is next(iter(self.waiting))
+            and bool(self.running)
+            and all(now <= then for now, then in zip(self._slack(), slack, strict=True))
+        )
+
     def _admit_waiting(self, draft: _Draft) -> None:
         seats = self.config.max_num_seqs - sum(seq.num_seats for seq in self.running)
         passed = 0
@@ -194,6 +215,7 @@ class Scheduler:
                     self._kv.unpin(hit)
                 continue
             if not self._admit(draft, seq, hit):
+                self._refused = (seq, self._slack())
                 return
             seats -= seq.num_seats
 

@@ -104,8 +104,8 @@ _DETOKENIZE_FIELDS = frozenset({"model", "tokens"})
 
 async def _read(state: ServerState, http: Exchange, fields: frozenset[str]) -> TypedBody:
     """A small JSON body with no other field than ``fields``."""
-    body = await state.bodies.read(http.headers, http.receive)
-    values = await state.text_thread.run(len(body), lambda: parse_json_object(body))
+    async with state.bodies.reading(http.headers, http.receive) as body:
+        values = await state.text_thread.run(len(body), lambda: parse_json_object(body))
     for name in values:
         if name not in fields:
             shown = shown_name(name)

@@ -56,10 +56,10 @@ async def chat_completions(state: ServerState, http: Exchange) -> None:
 async def _read(state: ServerState, http: Exchange) -> ChatCall:
     """Body and parsed values live no longer than this."""
     state.check_accepting()
-    body = await state.bodies.read(http.headers, http.receive)
-    return await state.text_thread.run(
-        len(body), lambda: parse_chat(state, parse_json_object(body))
-    )
+    async with state.bodies.reading(http.headers, http.receive) as body:
+        return await state.text_thread.run(
+            len(body), lambda: parse_chat(state, parse_json_object(body))
+        )
 
 
 def parse_chat(state: ServerState, values: dict[str, object]) -> ChatCall:

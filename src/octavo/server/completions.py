@@ -62,10 +62,10 @@ async def completions(state: ServerState, http: Exchange) -> None:
 async def _read(state: ServerState, http: Exchange) -> CompletionCall:
     """Body and parsed values live no longer than this."""
     state.check_accepting()
-    body = await state.bodies.read(http.headers, http.receive)
-    return await state.text_thread.run(
-        len(body), lambda: parse_completion(state, parse_json_object(body))
-    )
+    async with state.bodies.reading(http.headers, http.receive) as body:
+        return await state.text_thread.run(
+            len(body), lambda: parse_completion(state, parse_json_object(body))
+        )
 
 
 def parse_completion(state: ServerState, values: dict[str, object]) -> CompletionCall:

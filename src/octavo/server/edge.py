@@ -12,7 +12,8 @@ import ipaddress
 import logging
 import re
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,7 +21,7 @@ from octavo.errors import OctavoError, OverloadedError, UnavailableError
 from octavo.server.replies import error_body, header, send_error, send_json
 
 MAX_BODY_BYTES = 2 << 20
-MAX_BODIES_BYTES = 16 << 20
+MAX_BODIES_BYTES = 8 << 20
 LOOPBACK_NAMES = frozenset({"localhost"})
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
@@ -164,12 +165,13 @@ class BodyReader:
         self._max_total_bytes = max_total_bytes
         self._held = 0
 
-    async def read(self, headers: Headers, receive: Receive) -> bytes:
-        """The whole body of a JSON request.
+    @asynccontextmanager
+    async def reading(self, headers: Headers, receive: Receive) -> AsyncIterator[bytes]:
+        """The whole body of a JSON request; it counts against the total while the block runs.
 
         Raises:
             RejectedError: 413 too large, 415 not plain JSON.
-            OverloadedError: too many bodies are being read.
+            OverloadedError: too many bodies are held.
             DisconnectedError: the client went away.
         """
         _check_content(headers)
@@ -179,25 +181,30 @@ class BodyReader:
         chunks: list[bytes] = []
         size = 0
         try:
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise DisconnectedError
-                chunk = message.get("body", b"")
+            async for chunk in _chunks(receive):
                 size += len(chunk)
                 self._held += len(chunk)
                 if size > self._max_bytes:
                     raise self._too_large()
                 if self._held > self._max_total_bytes:
-                    raise OverloadedError("too many large requests are being read; retry later")
+                    raise OverloadedError("too many large requests at once; retry later")
                 chunks.append(chunk)
-                if not message.get("more_body", False):
-                    return b"".join(chunks)
+            yield b"".join(chunks)
         finally:
             self._held -= size
 
     def _too_large(self) -> RejectedError:
         return RejectedError(413, f"the body is too large; the limit is {self._max_bytes} bytes")
+
+
+async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise DisconnectedError
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return
 
 
 def _check_content(headers: Headers) -> None:

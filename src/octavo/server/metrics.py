@@ -82,9 +82,14 @@ class EngineCollector(Collector):
             info = GaugeMetricFamily(
                 "vllm:cache_config_info",
                 "the KV pool's shape",
-                labels=["model_name", "block_size", "num_gpu_blocks", "kv_bytes"],
+                labels=["model_name", "block_size", "num_gpu_blocks", "kv_bytes", "fingerprint"],
             )
-            shape = (welcome.block_size, welcome.num_blocks, welcome.kv_pool_bytes)
+            shape = (
+                welcome.block_size,
+                welcome.num_blocks,
+                welcome.kv_pool_bytes,
+                welcome.fingerprint,
+            )
             info.add_metric([self._model, *map(str, shape)], 1)
             yield info
 

@@ -53,10 +53,11 @@ def sampling_from_body(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLimits:
-    """What bounds prompt and output of one choice: the model's context, the KV pool."""
+    """What the engine allows: context and KV pool in tokens of one choice, choices at once."""
 
     context: int
     pool: int
+    max_num_seqs: int
 
     @property
     def tightest(self) -> tuple[str, int]:
@@ -73,7 +74,13 @@ def fit_max_tokens(
 
     Raises:
         ContextLengthError: with both numbers.
+        InvalidRequestError: more choices, or more least tokens, than there may be.
     """
+    if params.n > limits.max_num_seqs:
+        raise InvalidRequestError(
+            f"n is {params.n}; this server runs at most {limits.max_num_seqs} choices at once",
+            param="n",
+        )
     name, limit = limits.tightest
     room = limit - num_prompt_tokens
     if room < 1:

@@ -81,7 +81,11 @@ class ServerState:
         welcome = self.client.welcome
         if welcome is None:
             raise UnavailableError("the engine is recovering; retry later")
-        return TokenLimits(context=welcome.max_model_len, pool=welcome.max_request_tokens)
+        return TokenLimits(
+            context=welcome.max_model_len,
+            pool=welcome.max_request_tokens,
+            max_num_seqs=welcome.max_num_seqs,
+        )
 
     def template(self) -> ChatTemplate:
         """The model's chat template.

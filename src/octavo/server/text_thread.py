@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 SMALL = 16 << 10
+LARGE = 128 << 10
 
 _Result = TypeVar("_Result")
 
@@ -18,6 +20,7 @@ class TextThread:
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="text")
         self._pending = 0
+        self._trim = _heap_trimmer()
 
     async def run(self, size: int, work: Callable[[], _Result]) -> _Result:
         """Run ``work``; ``size`` (bytes or characters of its input) decides where."""
@@ -28,3 +31,16 @@ class TextThread:
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)
         finally:
             self._pending -= 1
+            if size > LARGE and not self._pending:
+                # Tokenising a huge text takes a hundred times its size for a moment; without
+                # this the process would keep those pages for ever.
+                await asyncio.get_running_loop().run_in_executor(self._executor, self._trim)
+
+
+def _heap_trimmer() -> Callable[[], object]:
+    """glibc's ``malloc_trim``; nothing where the C library has none."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError):
+        return lambda: None
+    return lambda: trim(0)

@@ -45,11 +45,12 @@ def _serve(channel: ChildChannel, options: argparse.Namespace) -> int:
     channel.report("resolved")
     info = make_info(num_blocks=options.num_blocks, vocab_size=options.vocab_size)
     runner = MortalRunner(FakeRunner(info), options.step_s, options.poison)
-    core = EngineCore(runner, SchedulerConfig(), CacheConfig(), epoch=time.time_ns())
+    scheduler = SchedulerConfig()
+    core = EngineCore(runner, scheduler, CacheConfig(), epoch=time.time_ns())
     loop = EngineLoop(
         core,
         RouterTransport(engine_address(options.runtime_dir)),
-        welcome_of(core, info),
+        welcome_of(core, info, max_num_seqs=scheduler.max_num_seqs),
         snapshot=lambda: snapshot_of(core),
         control=lambda verb: {"invariants": core.check_invariants()},
         clock=time.monotonic,

@@ -81,7 +81,7 @@ class LoopbackEngine:
         self._loop = EngineLoop(
             core,
             _Side(self._inbox, self._outbox),
-            welcome_of(core, self.info),
+            welcome_of(core, self.info, max_num_seqs=self._scheduler.max_num_seqs),
             snapshot=lambda: snapshot_of(core),
             control=lambda verb: {"verb": verb},
             clock=time.monotonic,

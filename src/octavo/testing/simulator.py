@@ -50,7 +50,7 @@ def draw_scenario(rng: Random) -> Scenario:
     windows: tuple[int | None, ...] = rng.choice([(None,), (None,), (None, 5), (16, None)])
     info = make_info(
         block_size=block_size,
-        num_blocks=max(4, int(per_request * rng.uniform(2.0, 8.0))),
+        num_blocks=max(4, int(per_request * rng.uniform(2.5, 7.0))),
         windows=windows,
         max_model_len=MAX_PROMPT + MAX_OUTPUT,
         vocab_size=rng.choice([50, 1000]),

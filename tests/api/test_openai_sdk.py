@@ -1,0 +1,161 @@
+"""The real ``openai`` SDK against ``octavo serve`` with the real default model."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from octavo.testing.processes import ServerProcess, running_server, serve_argv, wait_gone
+
+KEY = "test-key"
+ASK: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    argv = serve_argv(
+        str(smollm2_path), "--api-key", KEY, "--served-model-name", "gpt-4o", "--kv-memory",
+        "256MiB", "--max-model-len", "2048",
+    )  # fmt: skip
+    with running_server(tmp_path_factory.mktemp("sdk"), argv) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, _strict_response_validation=True
+    ) as sdk:
+        yield sdk
+
+
+def test_the_capital_of_france(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="gpt-4o", messages=ASK, temperature=0, max_tokens=40
+    )
+    assert "Paris" in (answer.choices[0].message.content or "")
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer._request_id
+
+
+def test_a_stream_equals_the_answer(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {
+        "model": "gpt-4o", "messages": ASK, "seed": 11, "max_tokens": 24, "n": 2,
+        "logprobs": True, "top_logprobs": 3,
+    }  # fmt: skip
+    whole = client.chat.completions.create(**options)
+    texts, finishes, usage = ["", ""], ["", ""], None
+    for chunk in client.chat.completions.create(
+        **options, stream=True, stream_options={"include_usage": True}
+    ):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            finishes[choice.index] += choice.finish_reason or ""
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert finishes == [choice.finish_reason for choice in whole.choices]
+    assert usage is not None
+    assert whole.usage is not None
+    assert usage.completion_tokens == whole.usage.completion_tokens
+    logprobs = whole.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    first = logprobs.content[0]
+    assert len(first.top_logprobs) == 3
+    assert first.top_logprobs[0].logprob >= first.logprob
+    assert bytes(first.bytes or []).decode() == first.token
+
+
+def test_completions(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="gpt-4o", prompt=["The capital of France is", "One, two, three,"], max_tokens=4,
+        temperature=0, logprobs=2, stop=["\n"],
+    )  # fmt: skip
+    assert "Paris" in answer.choices[0].text
+    assert "four" in answer.choices[1].text
+    assert answer.choices[0].logprobs is not None
+
+
+def test_a_second_request_reads_the_prefix_cache(client: openai.OpenAI) -> None:
+    long: list[Any] = [{"role": "user", "content": "Tell me a tale. " * 40}]
+    options: dict[str, Any] = {"model": "gpt-4o", "messages": long, "temperature": 0}
+    cold = client.chat.completions.create(**options, max_tokens=8)
+    warm = client.chat.completions.create(**options, max_tokens=8)
+    assert warm.choices[0].message.content == cold.choices[0].message.content
+    assert warm.usage is not None
+    assert warm.usage.prompt_tokens_details is not None
+    assert (warm.usage.prompt_tokens_details.cached_tokens or 0) > 100
+
+
+def test_models(client: openai.OpenAI, smollm2_path: Path) -> None:
+    names = [model.id for model in client.models.list()]
+    assert names == ["gpt-4o", smollm2_path.stem]
+    assert client.models.retrieve("gpt-4o").owned_by == "octavo"
+
+
+def test_errors_are_the_sdks_own(client: openai.OpenAI, server: ServerProcess) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="gpt-5", messages=ASK)
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(model="gpt-4o", messages=ASK, temperature=-1)
+    assert bad.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError) as long:
+        client.completions.create(model="gpt-4o", prompt="word " * 5000)
+    assert long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as tools:
+        client.chat.completions.create(
+            model="gpt-4o", messages=ASK, tools=[{"type": "function", "function": {"name": "f"}}]
+        )
+    assert tools.value.param == "tools"
+    stranger = openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0)
+    with stranger, pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
+
+
+def test_an_abandoned_stream_frees_its_blocks(client: openai.OpenAI, server: ServerProcess) -> None:
+    stream = client.chat.completions.create(
+        model="gpt-4o", messages=ASK, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    stream.close()
+    with httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {KEY}"}) as http:
+        for _ in range(500):
+            if not http.get("/debug/requests").json():
+                break
+        assert http.get("/debug/requests").json() == {}
+        kv = http.get("/debug/kv").json()
+        assert kv["groups"][0]["tables"] == {}
+
+
+def test_the_start_prints_what_an_operator_wants(server: ServerProcess) -> None:
+    output = server.output
+    for text in ("pack weights", "is ready", server.url, "gpt-4o", "KV pool", "tokens",
+                 "256 MiB", "curl "):  # fmt: skip
+        assert text in output
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    assert int(status.partition("VmRSS:")[2].split()[0]) < 20 * 1024
+
+
+def test_ctrl_c_drains_and_leaves_nothing(server: ServerProcess, client: openai.OpenAI) -> None:
+    """Last: it ends the module's server."""
+    children = set(server.children.values())
+    stream = client.chat.completions.create(
+        model="gpt-4o", messages=ASK, stream=True, max_tokens=60, extra_body={"ignore_eos": True}
+    )
+    chunks = iter(stream)
+    next(chunks)
+    server.process.send_signal(signal.SIGINT)
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks]
+    assert reasons[-1] == "length"
+    assert server.process.wait(30) == 0
+    wait_gone(children)
+    assert server.output.splitlines()[-1] == "stopped; nothing was lost"
