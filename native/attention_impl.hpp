@@ -32,23 +32,37 @@ OCTAVO_INLINE PageView page_view(const Attention& a, int position) {
   return {k, k + size_t(a.block_size) * a.head_dim * 2, relative - entry * a.block_size};
 }
 
-// Scores of R rows against the 16 positions of one tile; K pairs are [head_dim / 2][16][2].
-template <int R>
-OCTAVO_INLINE void score_tile(const float* const* q, int head_dim, const uint8_t* k, F score[R]) {
-  F even[R], odd[R];
-  for (int r = 0; r < R; ++r) even[r] = odd[r] = f_zero();
+// Scores of R rows against the 16 positions of each of T tiles; K pairs are [head_dim / 2][16][2].
+// Two tiles at a time share the broadcasts of q.
+template <int R, int T>
+OCTAVO_INLINE void score_tiles(const float* const* q, int head_dim, const uint8_t* const k[T],
+                               F score[T][R]) {
+  F even[T][R], odd[T][R];
+  for (int t = 0; t < T; ++t) {
+    for (int r = 0; r < R; ++r) even[t][r] = odd[t][r] = f_zero();
+  }
   const I high = i_set1(int32_t(0xffff0000u));
   for (int d = 0; d < head_dim; d += 2) {
-    const I pair = i_load(k + size_t(d) * 32);
-    const F k0 = f_bits(i_shl<16>(pair));
-    const F k1 = f_bits(i_and(pair, high));
-OCTAVO_UNROLL(4)
+    F k0[T], k1[T];
+    OCTAVO_UNROLL(2)
+    for (int t = 0; t < T; ++t) {
+      const I pair = i_load(k[t] + size_t(d) * 32);
+      k0[t] = f_bits(i_shl<16>(pair));
+      k1[t] = f_bits(i_and(pair, high));
+    }
+    OCTAVO_UNROLL(4)
     for (int r = 0; r < R; ++r) {
-      even[r] = f_fma(f_set1(q[r][d]), k0, even[r]);
-      odd[r] = f_fma(f_set1(q[r][d + 1]), k1, odd[r]);
+      const F q0 = f_set1(q[r][d]), q1 = f_set1(q[r][d + 1]);
+      OCTAVO_UNROLL(2)
+      for (int t = 0; t < T; ++t) {
+        even[t][r] = f_fma(q0, k0[t], even[t][r]);
+        odd[t][r] = f_fma(q1, k1[t], odd[t][r]);
+      }
     }
   }
-  for (int r = 0; r < R; ++r) score[r] = f_add(even[r], odd[r]);
+  for (int t = 0; t < T; ++t) {
+    for (int r = 0; r < R; ++r) score[t][r] = f_add(even[t][r], odd[t][r]);
+  }
 }
 
 // sums[r][0 .. 16·Vectors) += Σ p · V over positions [lo, hi), from dimension d on.
@@ -64,7 +78,7 @@ OCTAVO_INLINE void weigh_values(const Attention& a, const float* p, int segment,
   // Pairs outside [lo, hi) are never read, half pairs only on their own side: an unwritten slot
   // may hold NaN.
   for (int tile = span.lo & ~(kTile - 1); tile < span.hi; tile += kTile) {
-    const PageView page = page_view(a, imax(tile, a.first_position));
+    const PageView page = page_view(a, tile);
     const uint8_t* v = page.v + size_t(page.offset / 2) * pair_bytes + size_t(d) * 4;
     const int begin = imax(span.lo, tile), end = imin(span.hi, tile + kTile);
     int t = begin;
@@ -79,12 +93,12 @@ OCTAVO_INLINE void weigh_values(const Attention& a, const float* p, int segment,
     }
     for (; t + 1 < end; t += 2) {
       const uint8_t* pairs = v + (t - tile) / 2 * pair_bytes;
-OCTAVO_UNROLL(4)
+    OCTAVO_UNROLL(4)
       for (int i = 0; i < Vectors; ++i) {
         const I pair = i_load(pairs + 64 * i);
         const F v0 = f_bits(i_shl<16>(pair));
         const F v1 = f_bits(i_and(pair, high));
-OCTAVO_UNROLL(4)
+    OCTAVO_UNROLL(4)
         for (int r = 0; r < R; ++r) {
           const float* weight = p + r * kSegment + t - segment;
           acc[r][i] = f_fma(f_set1(weight[0]), v0, acc[r][i]);
@@ -106,35 +120,50 @@ OCTAVO_UNROLL(4)
   }
 }
 
+// Masked scores of R rows against T tiles from `tile` on, into p, and their running maxima.
+template <int R, int T>
+OCTAVO_INLINE void segment_scores(const Attention& a, int first_row, int segment, int tile,
+                                  const Span seen[R], float* p, F best[R]) {
+  const uint8_t* k[T];
+  for (int t = 0; t < T; ++t) {
+    const PageView page = page_view(a, tile + t * kTile);
+    k[t] = page.k + size_t(page.offset) * a.head_dim * 2;
+  }
+  F score[T][R];
+  score_tiles<R, T>(a.q + first_row, a.head_dim, k, score);
+  for (int t = 0; t < T; ++t) {
+    const int start = tile + t * kTile;
+    for (int r = 0; r < R; ++r) {
+      const Mask inside = m_range(seen[r].lo - start, seen[r].hi - start);
+      const F masked = f_select(inside, score[t][r], f_set1(-__builtin_inff()));
+      best[r] = f_max(best[r], masked);
+      f_store(p + r * kSegment + start - segment, masked);
+    }
+  }
+}
+
 // Scores and softmax weights of one segment into p [R][256]; per row the maximum and the sum.
 template <int R>
 OCTAVO_INLINE void segment_weights(const Attention& a, int first_row, int segment, Span span,
                                    float* p, float peak[R], float total[R]) {
-  const float* const* q = a.q + first_row;
-  const F minus_inf = f_set1(-__builtin_inff());
   const int first_tile = span.lo & ~(kTile - 1);
   Span seen[R];
   F best[R];
   for (int r = 0; r < R; ++r) {
     seen[r] = visible(a, first_row + r);
-    best[r] = minus_inf;
+    best[r] = f_set1(-__builtin_inff());
   }
-  for (int tile = first_tile; tile < span.hi; tile += kTile) {
-    const PageView page = page_view(a, imax(tile, a.first_position));
-    F score[R];
-    score_tile<R>(q, a.head_dim, page.k + size_t(page.offset) * a.head_dim * 2, score);
-    for (int r = 0; r < R; ++r) {
-      score[r] = f_select(m_range(seen[r].lo - tile, seen[r].hi - tile), score[r], minus_inf);
-      best[r] = f_max(best[r], score[r]);
-      f_store(p + r * kSegment + tile - segment, score[r]);
-    }
+  int tile = first_tile;
+  for (; tile + kTile < span.hi; tile += 2 * kTile) {
+    segment_scores<R, 2>(a, first_row, segment, tile, seen, p, best);
   }
+  if (tile < span.hi) segment_scores<R, 1>(a, first_row, segment, tile, seen, p, best);
   for (int r = 0; r < R; ++r) {
     peak[r] = f_maximum(best[r]);
     const bool blind = peak[r] == -__builtin_inff();
     const F offset = f_set1(blind ? 0.0f : peak[r]);
     F sum = f_zero();
-    for (int tile = first_tile; tile < span.hi; tile += kTile) {
+    for (tile = first_tile; tile < span.hi; tile += kTile) {
       float* at = p + r * kSegment + tile - segment;
       const F weight = f_exp(f_sub(f_load(at), offset));
       sum = f_add(sum, weight);

@@ -129,11 +129,11 @@ OCTAVO_INLINE I shift_bytes(I x, int bytes) {
 template <class W, int R>
 OCTAVO_INLINE void add_quads(const uint8_t* group, const uint8_t* quads, int half, I sum[R][2]) {
   constexpr int kQuads = 8 / W::halves;
-OCTAVO_UNROLL(8)
+  OCTAVO_UNROLL(8)
   for (int j = half * kQuads; j < (half + 1) * kQuads; ++j) {
     I w[2];
     W::load(group, j, w);
-OCTAVO_UNROLL(8)
+  OCTAVO_UNROLL(8)
     for (int r = 0; r < R; ++r) {
       const int32_t quad = load_i32(quads + 4 * (j * R + r));
       sum[r][0] = i_dot4<W::bits>(sum[r][0], w[0], quad);
@@ -149,7 +149,7 @@ OCTAVO_INLINE void int_group(const uint8_t* panel, const uint8_t* acts, int g, F
   const uint8_t* group = W::group(panel, g);
   const uint8_t* quads = acts + size_t(g) * (Wide ? 96 : 64) * R;
   const uint8_t* scales = quads + (Wide ? 64 : 32) * R;
-OCTAVO_UNROLL(2)
+  OCTAVO_UNROLL(2)
   for (int half = 0; half < W::halves; ++half) {
     I sum[R][2];
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = i_set1(0);
@@ -161,7 +161,7 @@ OCTAVO_UNROLL(2)
     }
     if constexpr (W::zero_shift >= 0) {
       const int which = W::halves == 1 ? 2 : 3 + half;
-OCTAVO_UNROLL(8)
+  OCTAVO_UNROLL(8)
       for (int r = 0; r < R; ++r) {
         const I init = i_shl<(W::zero_shift < 0 ? 0 : W::zero_shift)>(
             i_set1(load_i32(scales + 4 * (which * R + r))));
@@ -170,7 +170,7 @@ OCTAVO_UNROLL(8)
     }
     add_quads<W, R>(group, Wide ? quads + 32 * R : quads, half, sum);
     const F scale[2] = {W::scale(header, group, half, 0), W::scale(header, group, half, 1)};
-OCTAVO_UNROLL(8)
+  OCTAVO_UNROLL(8)
     for (int r = 0; r < R; ++r) {
       const F act = broadcast(scales + 4 * r);
       acc[r][0] = f_fma(scale[0], f_mul(f_from_i(sum[r][0]), act), acc[r][0]);
@@ -179,7 +179,7 @@ OCTAVO_UNROLL(8)
   }
   if constexpr (W::has_min) {
     const F low[2] = {W::minimum(header, group, 0), W::minimum(header, group, 1)};
-OCTAVO_UNROLL(8)
+  OCTAVO_UNROLL(8)
     for (int r = 0; r < R; ++r) {
       const F act = broadcast(scales + 4 * (R + r));
       for (int c = 0; c < 2; ++c) {
@@ -222,7 +222,7 @@ static void int_blocks(const PanelGemm& p) {
       F acc[R][2];
       for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = f_zero();
       for (; g < p.slice_ends[slice]; ++g) {
-OCTAVO_UNROLL(4)
+  OCTAVO_UNROLL(4)
         for (int i = 0; i < Lines; ++i) prefetch(ahead + size_t(g) * W::group_bytes + 64 * i);
         int_group<W, R, Wide>(p.weights, acts, g, acc);
       }
@@ -301,7 +301,7 @@ OCTAVO_INLINE void float_blocks(const PanelGemm& p, const uint8_t* weights) {
       for (; k < p.slice_ends[slice] * kGroup; ++k) {
         const uint8_t* row = weights + size_t(k) * kPanel * W::bytes;
         const F w[2] = {W::load(row), W::load(row + 16 * W::bytes)};
-OCTAVO_UNROLL(8)
+  OCTAVO_UNROLL(8)
         for (int r = 0; r < R; ++r) {
           const F act = f_set1(acts[size_t(k) * R + r]);
           acc[r][0] = f_fma(w[0], act, acc[r][0]);

@@ -287,8 +287,10 @@ void bind_model(nb::module_& m) {
              self.add_norm_mlp(floats(norm), eps, raw_tensor(gate), raw_tensor(up),
                                raw_tensor(down));
            })
-      .def("set_head", [](Model& self, const Floats& norm, float eps,
-                          nb::handle weight) { self.set_head(floats(norm), eps, raw_tensor(weight)); })
+      .def("set_head",
+           [](Model& self, const Floats& norm, float eps, nb::handle weight) {
+             self.set_head(floats(norm), eps, raw_tensor(weight));
+           })
       .def("finish", &Model::finish, nb::call_guard<nb::gil_scoped_release>())
       .def("forward", &forward, "batch"_a, "token_ids"_a, "logprobs"_a, "top_ids"_a,
            "top_logprobs"_a, "logits"_a.none())
@@ -309,7 +311,8 @@ NB_MODULE(_native, m) {
   register_sampler(m);
   m.def("dequantize", &dequantize, "Exact float values of a raw tensor.");
   m.def("cpu_features", &supported_isas, "Kernel sets that this machine can run, slowest first.");
-  m.def("probe_barrier_ns", &probe_barrier_ns, "threads"_a, nb::call_guard<nb::gil_scoped_release>());
+  m.def("probe_barrier_ns", &probe_barrier_ns, "threads"_a,
+        nb::call_guard<nb::gil_scoped_release>());
   m.def("probe_read_gbs", &probe_read_gbs, "threads"_a, "num_bytes"_a = size_t(256) << 20,
         nb::call_guard<nb::gil_scoped_release>());
   m.def("probe_int8_gops", &probe_int8_gops, "threads"_a, nb::call_guard<nb::gil_scoped_release>());

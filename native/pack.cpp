@@ -6,7 +6,18 @@
 namespace octavo {
 namespace {
 
-enum GgufType { kF32 = 0, kF16 = 1, kQ40 = 2, kQ41 = 3, kQ50 = 6, kQ80 = 8, kQ4K = 12, kQ6K = 14, kBf16 = 30 };
+// Type numbers of the GGUF format.
+enum GgufType {
+  kF32 = 0,
+  kF16 = 1,
+  kQ40 = 2,
+  kQ41 = 3,
+  kQ50 = 6,
+  kQ80 = 8,
+  kQ4K = 12,
+  kQ6K = 14,
+  kBf16 = 30
+};
 
 struct TypeInfo {
   int type;

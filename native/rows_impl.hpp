@@ -109,7 +109,7 @@ static double probe_int8(int repeats) {
   for (int i = 0; i < 16; ++i) sum[i] = i_set1(i);
   const I weights = i_set1(0x01020304);
   for (int n = 0; n < repeats; ++n) {
-OCTAVO_UNROLL(16)
+  OCTAVO_UNROLL(16)
     for (int i = 0; i < 16; ++i) sum[i] = i_dot4<8>(sum[i], weights, n);
   }
   int32_t total = 0;

@@ -114,8 +114,12 @@ OCTAVO_INLINE void i_store(void* p, I x) {
 OCTAVO_INLINE I i_set1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 OCTAVO_INLINE I i_or(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
 OCTAVO_INLINE I i_and(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
-OCTAVO_INLINE I i_add(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
-OCTAVO_INLINE I i_sub(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+OCTAVO_INLINE I i_add(I x, I y) {
+  return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)};
+}
+OCTAVO_INLINE I i_sub(I x, I y) {
+  return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)};
+}
 template <int N>
 OCTAVO_INLINE I i_sar(I x) { return {_mm256_srai_epi32(x.a, N), _mm256_srai_epi32(x.b, N)}; }
 template <int N>
@@ -164,6 +168,8 @@ OCTAVO_INLINE int32_t i_sum(I x) {
   y = _mm_add_epi32(y, _mm_shuffle_epi32(y, 0xb1));
   return _mm_cvtsi128_si32(y);
 }
-OCTAVO_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+OCTAVO_INLINE void prefetch(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+}
 
 }  // namespace octavo::avx2

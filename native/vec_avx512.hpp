@@ -93,6 +93,8 @@ OCTAVO_INLINE void i_store_s8(void* p, I x) {
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
 }
 OCTAVO_INLINE int32_t i_sum(I a) { return _mm512_reduce_add_epi32(a); }
-OCTAVO_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+OCTAVO_INLINE void prefetch(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+}
 
 }  // namespace octavo::avx512vnni

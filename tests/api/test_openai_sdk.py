@@ -145,6 +145,28 @@ def test_the_start_prints_what_an_operator_wants(server: ServerProcess) -> None:
     assert int(status.partition("VmRSS:")[2].split()[0]) < 20 * 1024
 
 
+def test_an_engine_death_changes_no_token(client: openai.OpenAI, server: ServerProcess) -> None:
+    options: dict[str, Any] = {
+        "model": "gpt-4o", "messages": ASK, "seed": 5, "max_tokens": 80, "logprobs": True,
+        "stream": True, "extra_body": {"ignore_eos": True},
+    }  # fmt: skip
+
+    def play(*, kill: bool) -> list[Any]:
+        pieces: list[Any] = []
+        for chunk in client.chat.completions.create(**options):
+            for choice in chunk.choices:
+                if choice.logprobs is not None:
+                    pieces += [(t.token, t.logprob) for t in choice.logprobs.content or []]
+            if kill and len(pieces) == 20:
+                server.kill_child("engine_process")
+        return pieces
+
+    calm = play(kill=False)
+    assert len(calm) == 80
+    assert play(kill=True) == calm
+    assert "the engine process ended (code -9)" in server.output
+
+
 def test_ctrl_c_drains_and_leaves_nothing(server: ServerProcess, client: openai.OpenAI) -> None:
     """Last: it ends the module's server."""
     children = set(server.children.values())

@@ -42,7 +42,9 @@ def load(spec, *, block_size=16, windows=None, **options):
         )
         program = replace(program, ops=ops)
     layout = cache_layout(spec, block_size=block_size, num_blocks=2048 // block_size)
-    chosen = BackendOptions(**({"activation": "f32", "num_threads": 2, "max_tokens": 640} | options))
+    chosen = BackendOptions(
+        **({"activation": "f32", "num_threads": 2, "max_tokens": 640} | options)
+    )
     return NativeBackend().load(program, random_tensors(spec), layout, chosen)
 
 
@@ -134,9 +136,7 @@ def test_a_window_forgets_the_blocks_before_it():
     assert np.array_equal(first, whole[:400])
     # Positions before 336 are out of every window from 400 on: their blocks may go.
     executor.poison_blocks(np.array(table[:21], np.int32))
-    tail = Row(
-        tokens=TOKENS[400:], table=table[21:], start=400, first=336, logits_at=range(200)
-    )
+    tail = Row(tokens=TOKENS[400:], table=table[21:], start=400, first=336, logits_at=range(200))
     assert np.array_equal(executor.forward(step([tail])).logits, whole[400:])
 
 

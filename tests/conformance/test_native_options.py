@@ -19,9 +19,7 @@ from oracles.tiny_models import random_tensors, tiny_spec
 
 def load(*, block_size=16, num_blocks=8, kv_dtype="bf16", **options):
     spec = tiny_spec()
-    layout = cache_layout(
-        spec, block_size=block_size, num_blocks=num_blocks, kv_dtype=kv_dtype
-    )
+    layout = cache_layout(spec, block_size=block_size, num_blocks=num_blocks, kv_dtype=kv_dtype)
     return NativeBackend().load(
         build_program(spec), random_tensors(spec), layout, BackendOptions(**options)
     )

@@ -310,3 +310,32 @@ def test_deadlines_of_requests_that_left_are_forgotten() -> None:
     driver.now = 6.0
     driver.step()
     assert driver.counters["requests_expired"] == 0
+
+
+class SpeechlessRunner(FakeRunner):
+    """Can sample no token for prompts that begin with 7."""
+
+    def execute(self, plan):
+        result = super().execute(plan)
+        mute = {i for i, row in enumerate(plan.rows) if row.start == 0 and row.token_ids[0] == 7}
+        rows = [
+            replace(row, failed=True, token_ids=(-1,) * len(row.token_ids))
+            if row.row in mute
+            else row
+            for row in result.rows
+        ]
+        return replace(result, rows=tuple(rows))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_row_without_a_sample_drops_its_request_only(n: int) -> None:
+    driver = EngineDriver()
+    runner = SpeechlessRunner(driver.info)
+    driver.core = EngineCore(runner, SchedulerConfig(check_every_n_steps=1), CacheConfig(), epoch=1)
+    driver.submit(make_request("mute", [7, 8, 9], sampling=sampling(n=n)))
+    driver.submit(make_request("fine", PROMPT, sampling=sampling()))
+    driver.run()
+    assert driver.entries["mute"].ended == dict.fromkeys(range(n), FinishReason.ERROR)
+    assert driver.entries["fine"].is_done
+    assert driver.core.counters.requests_failed == 1
+    assert driver.core.violations == []

@@ -33,6 +33,7 @@ def run_latency(config: EngineConfig, workload: LatencyWorkload) -> Report:
     waste = WasteMeter()
     try:
         records = measure_latency(loaded.runner, config, workload, waste=waste)
+        memory = memory_observed()
     finally:
         loaded.runner.close()
     return Report(
@@ -44,7 +45,7 @@ def run_latency(config: EngineConfig, workload: LatencyWorkload) -> Report:
             **waste.observed(),
             "prefix_hit_percent": 0.0,
             "goodput": f"{ABSENT} (no arrivals here; bench serve measures it)",
-            **memory_observed(),
+            **memory,
         },
     )
 

@@ -115,6 +115,7 @@ def run_step(config: EngineConfig, workload: StepWorkload) -> Report:
             )
             gaps, marks = measure_gaps(runner, marking, config, width=width, workload=workload)
             rows.append(gap_row(width, gaps, marks))
+        memory = memory_observed()
     finally:
         loaded.runner.close()
     return Report(
@@ -122,7 +123,7 @@ def run_step(config: EngineConfig, workload: StepWorkload) -> Report:
         facts={**engine_facts(config, loaded), **state},
         workload=asdict(workload),
         rows=rows,
-        observed=memory_observed(),
+        observed=memory,
     )
 
 

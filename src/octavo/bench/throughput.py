@@ -87,6 +87,7 @@ def run_throughput(config: EngineConfig, workload: ThroughputWorkload) -> Report
     before = machine_state()
     try:
         samples = measure_throughput(loaded.runner, config, workload)
+        memory = memory_observed()
     finally:
         loaded.runner.close()
     observed = {
@@ -95,7 +96,7 @@ def run_throughput(config: EngineConfig, workload: ThroughputWorkload) -> Report
         **samples.waste.observed(),
         "prefix_hit_percent": round(100 * samples.prefix_hit_tokens / samples.prompt_tokens, 2),
         "goodput": f"{ABSENT} (no arrivals here; bench serve measures it)",
-        **memory_observed(),
+        **memory,
     }
     return Report(
         kind="throughput",

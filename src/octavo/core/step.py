@@ -132,7 +132,8 @@ class RowResult:
     """What one row produced. ``row`` indexes ``StepPlan.rows``; rows without samples are absent.
 
     ``token_ids`` has one entry per sample (or the verified prefix and one more, for drafts).
-    ``logprobs`` is empty unless the row's parameters ask for it.
+    ``logprobs`` is empty unless the row's parameters ask for it. ``failed`` says that some sample
+    had no finite logit that is allowed: the request is at fault, not the step.
     """
 
     row: int
@@ -140,6 +141,7 @@ class RowResult:
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_verified: int = 0
     proposals: tuple[int, ...] = ()
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,7 +94,12 @@ class EngineCore:
         self.counters.computed_tokens += step.plan.num_tokens
         self.counters.mixed_steps += 0 < num_chunks < len(step.rows)
         for row in result.rows:
-            for output in self._committer.accept(step.rows[row.row][0], row):
+            seq = step.rows[row.row][0]
+            if row.failed:
+                self._drop_failed(seq.state)
+            if seq.status is Status.FINISHED:
+                continue
+            for output in self._committer.accept(seq, row):
                 self.counters.generation_tokens += 1
                 self._outbox.append(output)
                 if output.finish_reason is not None:
@@ -102,6 +107,13 @@ class EngineCore:
                     self._end_branch(state, state.branches[output.branch])
         if self._is_check_due():
             self._report(self.check_invariants())
+
+    def _drop_failed(self, state: RequestState) -> None:
+        """One request could not be sampled; its neighbours in the step are none the worse."""
+        if state.branches:
+            self.counters.requests_failed += 1
+            error = EngineError("no token could be sampled: every allowed logit is NaN or -inf")
+            self._drop(state, FinishReason.ERROR, error=error.message, code=EngineError.code)
 
     def _emit(self) -> list[BranchOutput]:
         outputs, self._outbox = self._outbox, []

@@ -57,7 +57,7 @@ def spec_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, LogicalTen
             vocab_size=header.integer(f"{arch}.vocab_size", _embedding_rows(tensors)),
             context_length=header.integer(f"{arch}.context_length", limit=MAX_CONTEXT),
             rms_eps=header.number(f"{arch}.attention.layer_norm_rms_epsilon"),
-            rope=_rope(header, arch, head_dim, tensors),
+            rope=_rope(header, arch, head_dim, tensors=tensors),
             qkv_bias=arch == "qwen2" or "blk.0.attn_q.bias" in tensors,
             output_bias="blk.0.attn_output.bias" in tensors,
             tied_head="output.weight" not in tensors,
@@ -71,7 +71,7 @@ def _embedding_rows(tensors: Mapping[str, LogicalTensor]) -> int | None:
 
 
 def _rope(
-    header: Header, arch: str, head_dim: int, tensors: Mapping[str, LogicalTensor]
+    header: Header, arch: str, head_dim: int, *, tensors: Mapping[str, LogicalTensor]
 ) -> RopeSpec:
     # GGUF permutes the q and k rows of llama so that rotary pairs are neighbours.
     interleaved = arch == "llama"
@@ -89,7 +89,7 @@ def _rope(
     if "rope_freqs.weight" in tensors:
         if kind == "linear":
             raise ModelFileError("rope scaling 'linear' together with rope_freqs.weight")
-        return _factored(tensors["rope_freqs.weight"], head_dim, theta, interleaved)
+        return _factored(tensors["rope_freqs.weight"], head_dim, theta, interleaved=interleaved)
     if kind == "linear":
         key = "rope.scaling.factor" if factor is None else "rope.scale_linear"
         scale = header.number(f"{arch}.{key}")
@@ -97,7 +97,7 @@ def _rope(
     return default_rope(head_dim, theta, interleaved=interleaved)
 
 
-def _factored(tensor: LogicalTensor, head_dim: int, theta: float, interleaved: bool) -> RopeSpec:
+def _factored(tensor: LogicalTensor, head_dim: int, theta: float, *, interleaved: bool) -> RopeSpec:
     factors = tensor.dequantize()
     if factors.shape != (head_dim // 2,):
         raise ModelFileError(f"rope_freqs.weight must hold {head_dim // 2} values")

@@ -20,6 +20,7 @@ class TextThread:
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="text")
         self._pending = 0
+        self._untrimmed = False
         self._trim = _heap_trimmer()
 
     async def run(self, size: int, work: Callable[[], _Result]) -> _Result:
@@ -31,10 +32,12 @@ class TextThread:
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)
         finally:
             self._pending -= 1
-            if size > LARGE and not self._pending:
+            self._untrimmed = self._untrimmed or size > LARGE
+            if self._untrimmed and not self._pending:
                 # Tokenising a huge text takes a hundred times its size for a moment; without
                 # this the process would keep those pages for ever.
-                await asyncio.get_running_loop().run_in_executor(self._executor, self._trim)
+                self._untrimmed = False
+                self._executor.submit(self._trim)
 
 
 def _heap_trimmer() -> Callable[[], object]:

@@ -85,7 +85,10 @@ class ModelRunner:
             end = at + row.num_samples
             wanted = int(self._slots.num_logprobs[row.slot])
             logprobs = () if wanted < 0 else _logprobs(output, range(at, end), wanted)
-            results.append(RowResult(row=index, token_ids=tuple(tokens[at:end]), logprobs=logprobs))
+            drawn = tuple(tokens[at:end])
+            results.append(
+                RowResult(row=index, token_ids=drawn, logprobs=logprobs, failed=min(drawn) < 0)
+            )
             at = end
         return tuple(results)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,7 +148,7 @@ def _check_options(options: BackendOptions, layout: CacheLayout) -> None:
         )
 
 
-def _load_info(model: Any, isa: str, num_threads: int) -> dict[str, object]:
+def _load_info(model: _native.Model, isa: str, num_threads: int) -> dict[str, object]:
     weight_bytes = int(model.weight_bytes)
     fraction = int(model.huge_weight_bytes) / weight_bytes if weight_bytes else 1.0
     notes = []
@@ -172,7 +171,7 @@ def _load_info(model: Any, isa: str, num_threads: int) -> dict[str, object]:
 
 
 def _add_op(
-    model: Any, op: Op, tensors: Mapping[str, LogicalTensor], layout: CacheLayout
+    model: _native.Model, op: Op, tensors: Mapping[str, LogicalTensor], layout: CacheLayout
 ) -> None:
     match op:
         case Embed():
@@ -196,7 +195,7 @@ def _add_op(
             model.set_head(_vector(tensors, op.norm), op.eps, _raw(tensors[op.weight]))
 
 
-def _add_attention(model: Any, op: PagedAttention, layout: CacheLayout) -> None:
+def _add_attention(model: _native.Model, op: PagedAttention, layout: CacheLayout) -> None:
     if (op.num_kv_heads, op.head_dim) != (layout.num_kv_heads, layout.head_dim):
         raise ConfigError("all layers must share the pool's KV heads and head_dim")
     ratio = op.num_heads // op.num_kv_heads
@@ -232,4 +231,4 @@ def _vector(tensors: Mapping[str, LogicalTensor], name: str) -> NDArray[np.float
     out = np.empty((1, tensor.shape[0]), np.float32)
     raw = (tensor.type.gguf_id, 1, tensor.shape[0], tensor.data.reshape(-1))
     _native.dequantize(raw, out)
-    return out[0]
+    return out.reshape(-1)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo import _native
 from octavo.backends.program import CacheLayout, StepBatch, StepOutput
 from octavo.weights.tensor import LogicalTensor
 
@@ -20,7 +19,7 @@ class NativeExecutor:
 
     def __init__(
         self,
-        model: Any,
+        model: _native.Model,
         layout: CacheLayout,
         *,
         vocab_size: int,
@@ -28,7 +27,7 @@ class NativeExecutor:
         info: dict[str, object],
         borrowed: tuple[LogicalTensor, ...],
     ) -> None:
-        self._model = model
+        self._model: _native.Model | None = model
         self._layout = layout
         self._vocab_size = vocab_size
         self._fingerprint = fingerprint
@@ -38,13 +37,13 @@ class NativeExecutor:
 
     @property
     def fingerprint(self) -> str:
-        """Kernel revision, activation mode and KV dtype; every instruction set gives the same bits."""
+        """Kernel revision, activation mode, KV dtype; every instruction set gives the same bits."""
         return self._fingerprint
 
     @property
     def progress(self) -> int:
         """Layers computed so far."""
-        return 0 if self._model is None else int(self._model.progress)
+        return 0 if self._model is None else self._model.progress
 
     def forward(self, batch: StepBatch) -> StepOutput:
         """One step: copies, program, sampling. The GIL is released meanwhile."""
@@ -60,7 +59,7 @@ class NativeExecutor:
             if batch.want_logits
             else None,
         )
-        self._model.forward(
+        self._loaded().forward(
             batch,
             output.token_ids,
             output.logprobs,
@@ -76,12 +75,16 @@ class NativeExecutor:
         """K and V of one block as float32 [block_size, kv_heads, head_dim]."""
         shape = (self._layout.block_size, self._layout.num_kv_heads, self._layout.head_dim)
         keys, values = np.empty(shape, np.float32), np.empty(shape, np.float32)
-        self._model.read_block(group, layer, block, keys, values)
+        self._loaded().read_block(group, layer, block, keys, values)
         return keys, values
 
     def poison_blocks(self, blocks: NDArray[np.int32]) -> None:
         """Fill every slot of ``blocks`` with NaN, in every group and layer."""
-        self._model.poison(np.ascontiguousarray(blocks, np.int32))
+        self._loaded().poison(np.ascontiguousarray(blocks, np.int32))
+
+    def _loaded(self) -> _native.Model:
+        assert self._model is not None, "the executor is closed"
+        return self._model
 
     def close(self) -> None:
         """Free memory and stop the threads. Idempotent."""

@@ -30,6 +30,7 @@ class PagedCache:
         group: int,
         layer: int,
         slots: tuple[NDArray[np.int64], NDArray[np.int64]],
+        *,
         key: Floats,
         value: Floats,
     ) -> None:
@@ -54,7 +55,7 @@ class PagedCache:
 
 
 def slots_of(
-    positions: NDArray[np.int64], table: NDArray[np.int32], first_position: int, block_size: int
+    positions: NDArray[np.int64], table: NDArray[np.int32], *, first_position: int, block_size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(block id, offset) of each position through one row's block table."""
     relative = positions - first_position

@@ -117,36 +117,40 @@ class ReferenceExecutor:
         for row in rows:
             tokens, positions = _span(batch, row)
             rotated = rotate(key[tokens], positions, op.rope)
-            slots = self._slots(op.group, batch, row, positions)
-            self._cache.write(op.group, op.layer, slots, rotated, value[tokens])
+            slots = self._slots(op.group, batch, row, positions=positions)
+            self._cache.write(op.group, op.layer, slots, key=rotated, value=value[tokens])
         out = np.empty_like(query)
         for row in rows:
             tokens, positions = _span(batch, row)
             out[tokens] = self._attend_row(
-                op, batch, row, rotate(query[tokens], positions, op.rope)
+                op, batch, row, query=rotate(query[tokens], positions, op.rope)
             )
         return out.reshape(len(out), -1)
 
-    def _attend_row(self, op: PagedAttention, batch: StepBatch, row: int, query: Floats) -> Floats:
+    def _attend_row(
+        self, op: PagedAttention, batch: StepBatch, row: int, *, query: Floats
+    ) -> Floats:
         _, positions = _span(batch, row)
         first = int(batch.first_position[op.group][row])
         if op.window is not None:
             first = max(first, int(positions[0]) - op.window + 1)
         seen = np.arange(first, positions[-1] + 1)
-        slots = self._slots(op.group, batch, row, seen)
+        slots = self._slots(op.group, batch, row, positions=seen)
         key, value = self._cache.gather(op.group, op.layer, slots)
         distance = positions[:, None] - seen[None, :]
         visible = distance >= 0
         if op.window is not None:
             visible &= distance < op.window
-        return attend(query * np.float32(op.scale), key, value, visible)
+        return attend(query * np.float32(op.scale), key, value, visible=visible)
 
     def _slots(
-        self, group: int, batch: StepBatch, row: int, positions: NDArray[np.int64]
+        self, group: int, batch: StepBatch, row: int, *, positions: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         table = batch.block_tables[group][batch.slots[row]]
         first = int(batch.first_position[group][row])
-        return slots_of(positions, table, first, self._cache.layout.block_size)
+        return slots_of(
+            positions, table, first_position=first, block_size=self._cache.layout.block_size
+        )
 
 
 class ReferenceBackend:

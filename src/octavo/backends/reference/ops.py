@@ -51,7 +51,7 @@ def rotate(x: Floats, positions: NDArray[np.int64], rope: RopeSpec) -> Floats:
     return out
 
 
-def attend(query: Floats, key: Floats, value: Floats, visible: NDArray[np.bool_]) -> Floats:
+def attend(query: Floats, key: Floats, value: Floats, *, visible: NDArray[np.bool_]) -> Floats:
     """Softmax attention of one row: query [Q, H, D] (scaled), key and value [S, G, D] → [Q, H, D].
 
     Query head h reads KV head h // (H / G). ``visible`` [Q, S] has a true entry in every line;
