@@ -2,7 +2,7 @@
 //
 // Per row, positions are taken in segments of 256 aligned to 0: scores of the whole segment, one
 // softmax, one weighted sum; segments merge in ascending order. A row's bits depend only on its own
-// visible positions: a masked position adds exactly 0 and a segment without visible ones is skipped.
+// visible positions: a masked position adds exactly 0, a segment without visible ones is skipped.
 #pragma once
 
 OCTAVO_INLINE int imin(int a, int b) { return a < b ? a : b; }
@@ -34,15 +34,20 @@ OCTAVO_INLINE PageView page_view(const Attention& a, int position) {
 
 // Scores of R rows against the 16 positions of each of T tiles; K pairs are [head_dim / 2][16][2].
 // Two tiles at a time share the broadcasts of q.
+// Few rows mean decoding: pages come from memory, so lines of `ahead` are fetched meanwhile.
 template <int R, int T>
 OCTAVO_INLINE void score_tiles(const float* const* q, int head_dim, const uint8_t* const k[T],
-                               F score[T][R]) {
+                               const uint8_t* const ahead[2], F score[T][R]) {
   F even[T][R], odd[T][R];
   for (int t = 0; t < T; ++t) {
     for (int r = 0; r < R; ++r) even[t][r] = odd[t][r] = f_zero();
   }
   const I high = i_set1(int32_t(0xffff0000u));
   for (int d = 0; d < head_dim; d += 2) {
+    if constexpr (R < 4) {
+      prefetch(ahead[0] + size_t(d) * 32);
+      prefetch(ahead[1] + size_t(d) * 32);
+    }
     F k0[T], k1[T];
     OCTAVO_UNROLL(2)
     for (int t = 0; t < T; ++t) {
@@ -116,7 +121,8 @@ OCTAVO_INLINE void weigh_values(const Attention& a, const float* p, int segment,
     }
   }
   for (int r = 0; r < R; ++r) {
-    for (int i = 0; i < Vectors; ++i) f_store(sums + size_t(r) * a.head_dim + d + 16 * i, acc[r][i]);
+    float* out = sums + size_t(r) * a.head_dim + d;
+    for (int i = 0; i < Vectors; ++i) f_store(out + 16 * i, acc[r][i]);
   }
 }
 
@@ -125,12 +131,18 @@ template <int R, int T>
 OCTAVO_INLINE void segment_scores(const Attention& a, int first_row, int segment, int tile,
                                   const Span seen[R], float* p, F best[R]) {
   const uint8_t* k[T];
+  const int last = seen[R - 1].hi - 1;
+  const PageView next[2] = {page_view(a, imin(tile + T * kTile, last)),
+                            page_view(a, imin(tile + (T + 1) * kTile, last))};
+  const size_t tile_bytes = size_t(a.head_dim) * 2 * kTile;
+  const uint8_t* const ahead[2] = {next[0].k + size_t(next[0].offset / kTile) * tile_bytes,
+                                   next[1].k + size_t(next[1].offset / kTile) * tile_bytes};
   for (int t = 0; t < T; ++t) {
     const PageView page = page_view(a, tile + t * kTile);
     k[t] = page.k + size_t(page.offset) * a.head_dim * 2;
   }
   F score[T][R];
-  score_tiles<R, T>(a.q + first_row, a.head_dim, k, score);
+  score_tiles<R, T>(a.q + first_row, a.head_dim, k, ahead, score);
   for (int t = 0; t < T; ++t) {
     const int start = tile + t * kTile;
     for (int r = 0; r < R; ++r) {

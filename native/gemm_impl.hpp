@@ -183,7 +183,8 @@ OCTAVO_INLINE void int_group(const uint8_t* panel, const uint8_t* acts, int g, F
     for (int r = 0; r < R; ++r) {
       const F act = broadcast(scales + 4 * (R + r));
       for (int c = 0; c < 2; ++c) {
-        acc[r][c] = W::subtract_min ? f_fnma(low[c], act, acc[r][c]) : f_fma(low[c], act, acc[r][c]);
+        acc[r][c] = W::subtract_min ? f_fnma(low[c], act, acc[r][c])
+                                    : f_fma(low[c], act, acc[r][c]);
       }
     }
   }
@@ -222,7 +223,7 @@ static void int_blocks(const PanelGemm& p) {
       F acc[R][2];
       for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = f_zero();
       for (; g < p.slice_ends[slice]; ++g) {
-  OCTAVO_UNROLL(4)
+        OCTAVO_UNROLL(20)
         for (int i = 0; i < Lines; ++i) prefetch(ahead + size_t(g) * W::group_bytes + 64 * i);
         int_group<W, R, Wide>(p.weights, acts, g, acc);
       }
@@ -239,15 +240,17 @@ static void int_blocks(const PanelGemm& p) {
 template <class W, int R, bool Wide>
 static void gemm_int(const PanelGemm& p) {
   const int blocks = p.last_block - p.first_block;
-  const int lines = W::group_bytes / 64;
-  if (p.next && R > 1 && blocks >= 3 && blocks <= lines) {
-    if (blocks * 2 >= lines) {
-      int_blocks<W, R, Wide, 2>(p);
-    } else {
-      int_blocks<W, R, Wide, 4>(p);
-    }
+  constexpr int kLines = W::group_bytes / 64;
+  if (R == 1 || !p.next || blocks > kLines) {
+    int_blocks<W, R, Wide, 0>(p);  // the hardware keeps up, or the next panel is a long way off
+  } else if (blocks == 1) {
+    int_blocks<W, R, Wide, R == 1 ? 0 : kLines>(p);
+  } else if (blocks * 4 < kLines) {
+    int_blocks<W, R, Wide, R == 1 ? 0 : kLines / 2>(p);
+  } else if (blocks * 2 < kLines) {
+    int_blocks<W, R, Wide, R == 1 ? 0 : 4>(p);
   } else {
-    int_blocks<W, R, Wide, 0>(p);
+    int_blocks<W, R, Wide, R == 1 ? 0 : 2>(p);
   }
 }
 

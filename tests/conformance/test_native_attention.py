@@ -202,3 +202,32 @@ def test_progress_counts_layers():
     executor = load(tiny_spec())
     run(executor, TOKENS[:4], [0], 2)
     assert executor.progress == 4
+
+
+def test_groups_have_their_own_tables_and_windows():
+    spec = tiny_spec()
+    tokens = TOKENS[:100]
+    program = build_program(spec)
+    ops = tuple(
+        replace(op, layer=0, group=op.layer, window=[None, 24][op.layer])
+        if isinstance(op, PagedAttention)
+        else op
+        for op in program.ops
+    )
+    layout = replace(cache_layout(spec, block_size=16, num_blocks=32), group_layers=(1, 1))
+    executor = NativeBackend().load(
+        replace(program, ops=ops), random_tensors(spec), layout, BackendOptions(activation="f32")
+    )
+    executor.poison_blocks(np.arange(32, dtype=np.int32))
+    tables = [np.random.default_rng(seed).permutation(32)[:7].tolist() for seed in (1, 2)]
+    parts = []
+    for start, first in ((0, 0), (60, 32)):  # the windowed group forgets 32 positions
+        piece = tokens[start : start + 60]
+        row = Row(tokens=piece, table=tables[0], start=start, logits_at=range(len(piece)))
+        batch = step([row])
+        batch.block_tables += (np.array([tables[1][first // 16 :]], np.int32),)
+        batch.first_position += (np.array([first], np.int32),)
+        parts.append(executor.forward(batch).logits)
+    actual = np.concatenate(parts)
+    expected = dense_logits(spec, random_tensors(spec), tokens, [None, 24])
+    assert np.abs(actual - expected).max() <= 1e-2 * np.abs(expected).max()

@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from octavo.backends.program import StepBatch, StepOutput
+from octavo.backends.program import OpTime, StepBatch, StepOutput
 from octavo.bench.drive import bench_config, drive, random_prompts
 from octavo.bench.latency import LatencyWorkload, measure_latency
 from octavo.bench.machine import peak_memory_mib, process_tree, shared_memory_mib
 from octavo.bench.report import Report
-from octavo.bench.step import MarkingExecutor, StepWorkload, gap_row, measure_gaps
+from octavo.bench.step import (
+    MarkingExecutor,
+    StepWorkload,
+    gap_row,
+    measure_gaps,
+    profile_rows,
+)
 from octavo.bench.throughput import ThroughputWorkload, measure_throughput
 from octavo.bench.waste import WasteMeter
 from octavo.config import EngineConfig
@@ -119,6 +125,18 @@ def test_step_takes_the_gaps_between_full_decode_steps(width: int) -> None:
     row = gap_row(width, gaps, marks)
     assert row["gaps"] == len(gaps)
     assert float(str(row["p50_us"])) <= float(str(row["p99_us"]))
+
+
+def test_a_profile_has_rates_per_op() -> None:
+    times = [
+        OpTime(op="norm_mlp", calls=60, seconds=0.3, read_bytes=6 * 10**9, operations=3 * 10**9),
+        OpTime(op="sample", calls=2, seconds=0.1, read_bytes=0, operations=0),
+        OpTime(op="copy", calls=0, seconds=0.0, read_bytes=0, operations=0),
+    ]
+    mlp, sample = profile_rows(4, times, steps=2)
+    assert (mlp["us_per_step"], mlp["percent"]) == (150_000.0, 75.0)
+    assert (mlp["gb_per_s"], mlp["gops"], mlp["mb_per_step"]) == (20.0, 10.0, 3000.0)
+    assert (sample["op"], sample["gb_per_s"]) == ("sample", 0.0)
 
 
 def test_no_gaps_are_absent_not_zero() -> None:

@@ -37,12 +37,19 @@ class World:
         info = make_info(vocab_size=49152, num_blocks=engine.pop("num_blocks", 256))
         self.engine = LoopbackEngine(info, **engine)
         self.processor = OutputProcessor(tokenizer)
-        self.now = 0.0
+        self.most = 0
         self.client = AsyncEngineClient(self.engine, self.processor, client_epoch=9)
 
     def messages(self, kind: type) -> list[Any]:
         decoded = [decode_frontend_message(frame) for frame in self.engine.sent]
         return [message for message in decoded if isinstance(message, kind)]
+
+    def delivered(self) -> int:
+        """Tokens that left so far."""
+        kinds = self.processor.journal._entries.values()
+        now = sum(len(branch.token_ids) for entry in kinds for branch in entry.branches)
+        self.most = max(self.most, now)
+        return self.most
 
     def kept(self) -> tuple[int, ...]:
         """All that may be left behind by a request."""
@@ -114,13 +121,14 @@ def test_deaths_of_the_engine_change_no_token(smollm2_text: Any, seed: int) -> N
             readers = [
                 asyncio.create_task(read(here.client.submit(ask, timeout_s=60))) for ask in asks
             ]
-            for _ in range(3):
-                await asyncio.sleep(rng.random() * 0.03)
+            for death in range(3):
+                target = 60 * death + rng.randint(1, 60)
+                await until(lambda target=target: here.delivered() >= target)
                 here.engine.kill()
                 with pytest.raises(UnavailableError):
                     here.client.submit(asks[0], timeout_s=9)
-                await asyncio.sleep(rng.random() * 0.01)
                 here.engine.revive()
+                await until(lambda: here.client.ready)
             stormy = await asyncio.gather(*readers)
             assert stormy == calm
             assert here.client.engine_restarts == 3

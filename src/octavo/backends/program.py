@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,8 @@ class RopeSpec:
     """Rotary embedding (Su et al., 2021).
 
     ``inv_freq`` has head_dim / 2 float32 values with all scaling (linear, llama3) already applied;
-    the angle is position · inv_freq[i]. ``interleaved`` pairs dimensions (2i, 2i + 1), as GGUF stores
-    llama; otherwise (i, i + head_dim / 2). ``name`` describes it for the prefix key.
+    the angle is position · inv_freq[i]. ``interleaved`` pairs dimensions (2i, 2i + 1), as GGUF
+    stores llama; otherwise (i, i + head_dim / 2). ``name`` describes it for the prefix key.
     """
 
     inv_freq: tuple[float, ...]
@@ -106,7 +106,7 @@ Op = Embed | NormLinear | PagedAttention | LinearResidual | NormMlp | NormHead
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A whole decoder. ``k_slices`` is V: row-parallel products are summed over V fixed slices of K."""
+    """A whole decoder. ``k_slices`` is V: row-parallel products are summed over V slices of K."""
 
     ops: tuple[Op, ...]
     hidden_size: int
@@ -237,6 +237,33 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free memory and threads. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpTime:
+    """What one kind of op took since the profile began.
+
+    ``read_bytes`` are weights and KV read, ``operations`` multiplications and additions.
+    """
+
+    op: str
+    calls: int
+    seconds: float
+    read_bytes: int
+    operations: int
+
+
+@runtime_checkable
+class ProfilingExecutor(Protocol):
+    """What an executor offers besides when it can time its ops."""
+
+    def start_profile(self) -> None:
+        """Forget earlier times and time every op from now on."""
+        ...
+
+    def op_times(self) -> list[OpTime]:
+        """Times since ``start_profile``, in the order of the program."""
         ...
 
 

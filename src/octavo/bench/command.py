@@ -116,6 +116,9 @@ def _step_options(parser: argparse.ArgumentParser) -> None:
     _integers(parser, "--streams", (1, 16, 64), about="streams, run in turn")
     _integer(parser, "--prompt-tokens", 32, about="prompt of each stream")
     _integer(parser, "--steps", 256, about="decode steps")
+    parser.add_argument(
+        "--profile", action="store_true", help="time each kind of op, where the backend can"
+    )
 
 
 def _step(arguments: argparse.Namespace, config: EngineConfig) -> Report:
@@ -125,6 +128,7 @@ def _step(arguments: argparse.Namespace, config: EngineConfig) -> Report:
         streams=arguments.streams,
         prompt_tokens=arguments.prompt_tokens,
         steps=arguments.steps,
+        profile=arguments.profile,
         seed=arguments.seed,
     )
     return run_step(config, workload)

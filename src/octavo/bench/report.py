@@ -95,6 +95,8 @@ def memory_observed() -> dict[str, Any]:
 def _plain(value: Any) -> str:  # noqa: ANN401 - any JSON value
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_plain(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        return "".join(f"\n    {_plain(item)}" for item in value)
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
     return str(value)

@@ -20,7 +20,13 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from octavo.backends.program import Executor, StepBatch, StepOutput
+from octavo.backends.program import (
+    Executor,
+    OpTime,
+    ProfilingExecutor,
+    StepBatch,
+    StepOutput,
+)
 from octavo.bench.drive import bench_config, make_request, random_prompts
 from octavo.bench.figures import percentile
 from octavo.bench.machine import machine_state
@@ -43,11 +49,15 @@ CLIENT_EPOCH = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWorkload:
-    """Each number of streams decodes ``steps`` tokens after ``prompt_tokens`` of context."""
+    """Each number of streams decodes ``steps`` tokens after ``prompt_tokens`` of context.
+
+    ``profile`` runs each once more with the executor's ops timed.
+    """
 
     streams: tuple[int, ...] = (1, 16, 64)
     prompt_tokens: int = 32
     steps: int = 256
+    profile: bool = False
     seed: int = 0
 
 
@@ -106,16 +116,25 @@ def run_step(config: EngineConfig, workload: StepWorkload) -> Report:
     config = bench_config(config, streams=max(workload.streams), prefix_cache=False)
     loaded = load_runner(config)
     state = machine_state()
-    marking = MarkingExecutor(loaded.runner.executor)
+    executor = loaded.runner.executor
+    marking = MarkingExecutor(executor)
+    runner = ModelRunner(marking, loaded.runner.info, max_slots=config.scheduler.max_num_seqs)
+    observed: dict[str, object] = {}
     rows = []
     try:
         for width in workload.streams:
-            runner = ModelRunner(
-                marking, loaded.runner.info, max_slots=config.scheduler.max_num_seqs
-            )
             gaps, marks = measure_gaps(runner, marking, config, width=width, workload=workload)
             rows.append(gap_row(width, gaps, marks))
-        memory = memory_observed()
+        if workload.profile and isinstance(executor, ProfilingExecutor):
+            observed["profile"] = [
+                row
+                for width in workload.streams
+                for row in _profile(executor, runner, marking, config=config,
+                                    width=width, workload=workload)
+            ]  # fmt: skip
+        elif workload.profile:
+            observed["profile"] = f"{ABSENT} (this backend cannot time its ops)"
+        observed |= memory_observed()
     finally:
         loaded.runner.close()
     return Report(
@@ -123,8 +142,40 @@ def run_step(config: EngineConfig, workload: StepWorkload) -> Report:
         facts={**engine_facts(config, loaded), **state},
         workload=asdict(workload),
         rows=rows,
-        observed=memory,
+        observed=observed,
     )
+
+
+def _profile(
+    executor: ProfilingExecutor,
+    runner: ModelRunner,
+    marking: MarkingExecutor,
+    *,
+    config: EngineConfig,
+    width: int,
+    workload: StepWorkload,
+) -> list[dict[str, object]]:
+    executor.start_profile()
+    measure_gaps(runner, marking, config, width=width, workload=workload)
+    return profile_rows(width, executor.op_times(), steps=len(marking.marks))
+
+
+def profile_rows(width: int, times: Sequence[OpTime], *, steps: int) -> list[dict[str, object]]:
+    """Per kind of op: time per step, its share, and the rates to hold against the machine's."""
+    total = sum(spent.seconds for spent in times)
+    return [
+        {
+            "streams": width,
+            "op": spent.op,
+            "us_per_step": round(1e6 * spent.seconds / steps, 1),
+            "percent": round(100 * spent.seconds / total, 1),
+            "mb_per_step": round(spent.read_bytes / steps / 1e6, 3),
+            "gb_per_s": round(spent.read_bytes / spent.seconds / 1e9, 2),
+            "gops": round(spent.operations / spent.seconds / 1e9, 1),
+        }
+        for spent in times
+        if spent.seconds > 0
+    ]
 
 
 def measure_gaps(

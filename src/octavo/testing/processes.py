@@ -62,14 +62,9 @@ class ServerProcess:
         """Wait until ``/ready`` says so (or no longer does)."""
         deadline = time.monotonic() + START_TIMEOUT_S
         with self.client() as http:
-            while time.monotonic() < deadline:
-                try:
-                    if (http.get("/ready").status_code == 200) is ready:
-                        return
-                except httpx.TransportError:
-                    pass
+            while _answers_ready(http) is not ready:
+                assert time.monotonic() < deadline, f"not ready={ready}:\n{self.output}"
                 time.sleep(0.02)
-        raise AssertionError(f"readiness did not become {ready}:\n{self.output}")
 
     def metric(self, name: str) -> float:
         """The value of a metric without labels other than the model's."""
@@ -106,6 +101,13 @@ def running_server(
             process.kill()
         process.wait()
         wait_gone(known)
+
+
+def _answers_ready(http: httpx.Client) -> bool | None:
+    try:
+        return http.get("/ready").status_code == 200
+    except httpx.TransportError:
+        return None
 
 
 def serve_argv(*options: str) -> list[str]:

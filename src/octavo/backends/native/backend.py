@@ -72,7 +72,7 @@ class NativeBackend:
             }
         )
         for op in program.ops:
-            _add_op(model, op, tensors, layout)
+            _add_op(model, op, tensors, layout=layout)
         try:
             model.finish()
         except MemoryError:
@@ -171,7 +171,7 @@ def _load_info(model: _native.Model, isa: str, num_threads: int) -> dict[str, ob
 
 
 def _add_op(
-    model: _native.Model, op: Op, tensors: Mapping[str, LogicalTensor], layout: CacheLayout
+    model: _native.Model, op: Op, tensors: Mapping[str, LogicalTensor], *, layout: CacheLayout
 ) -> None:
     match op:
         case Embed():
