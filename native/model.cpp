@@ -33,7 +33,8 @@ void Model::append_panels(Linear& linear, int tensor, int column) const {
 }
 
 // With 8-bit activations everywhere 4.4 % of SmolLM2's greedy tokens differ from the float path's;
-// with 15 bits before q, k, v and before down, where outliers make a group's scale coarse, 2.9 %.
+// with 15 bits before q, k, v, before the output projection and before down, where outliers make
+// a group's scale coarse, 1.9 %; before gate and up too 1.1 %, for a third of the batched speed.
 Model::Linear Model::make_linear(const std::vector<RawTensor>& tensors, bool row_parallel) const {
   Linear linear;
   linear.tensors = tensors;
@@ -83,6 +84,7 @@ void Model::add_attention(const AttentionSpec& spec) {
 
 void Model::add_linear_residual(const RawTensor& weight, const std::vector<float>& bias) {
   Op op{Kind::linear_residual, {}, 0.0f, make_linear({weight}, true), {}, {}, 0};
+  op.first.wide = true;
   if (!bias.empty()) op.first.bias = padded(bias);
   ops_.push_back(std::move(op));
 }

@@ -306,7 +306,7 @@ void bind_model(nb::module_& m) {
 
 NB_MODULE(_native, m) {
   using namespace octavo;
-  m.attr("kernel_revision") = 2;
+  m.attr("kernel_revision") = 3;
   bind_model(m);
   register_sampler(m);
   m.def("dequantize", &dequantize, "Exact float values of a raw tensor.");
