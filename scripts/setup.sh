@@ -19,8 +19,18 @@ command -v "${CXX:-g++}" >/dev/null 2>&1 ||
 "$python" -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' ||
     fail "Python.h is missing. Install the Python headers (Debian: apt-get install python3-dev)."
 if [ ! -x "$venv/bin/python" ]; then
-    "$python" -m venv "$venv" >/dev/null 2>&1 ||
-        fail "cannot create a virtual environment in $venv. Install the venv module (Debian: apt-get install python3-venv)."
+    existed=$([ -e "$venv" ] && echo yes || echo no)
+    if ! said=$("$python" -m venv "$venv" 2>&1); then
+        # What a failed attempt leaves behind looks like an environment, but has no pip.
+        [ "$existed" = yes ] || rm -rf "$venv"
+        "$python" -c 'import venv, ensurepip' >/dev/null 2>&1 ||
+            fail "$python cannot make virtual environments. Install its venv module (Debian: apt-get install python3-venv)."
+        fail "cannot create a virtual environment in $venv: $(printf '%s\n' "$said" | tail -n 1)"
+    fi
+fi
+if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    "$venv/bin/python" -m ensurepip >/dev/null 2>&1 ||
+        fail "the virtual environment in $venv has no pip. Install the venv module (Debian: apt-get install python3-venv), then remove $venv and try again."
 fi
 
 echo "octavo setup: installing build tools and dependencies into $venv"

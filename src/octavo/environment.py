@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from octavo.errors import ConfigError
+
 ENVIRONMENT = {
-    "OCTAVO_CACHE_DIR": "where models are kept (default: $XDG_CACHE_HOME/octavo or ~/.cache/octavo)",
+    "OCTAVO_CACHE_DIR": "where models are kept (default: octavo in $XDG_CACHE_HOME or ~/.cache)",
     "OCTAVO_ISA": "force an instruction set of the native backend: scalar, avx2, avx512vnni",
     "OCTAVO_NUM_THREADS": "threads of the native backend (default: affinity and cgroup quota)",
     "OCTAVO_API_KEY": "API key that the server requires and the client sends",
@@ -15,11 +17,27 @@ ENVIRONMENT = {
     "OCTAVO_INDEX_URL": "package index of the model aliases (default: the one pip is set up with)",
 }
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
 
 def environment(name: str) -> str:
     """The value of a documented environment variable, or ""."""
     assert name in ENVIRONMENT, f"undocumented environment variable {name}"
     return os.environ.get(name, "")
+
+
+def log_level() -> str:
+    """The level that processes log at, as ``logging`` names it.
+
+    Raises:
+        ConfigError: there is no such level.
+    """
+    level = environment("OCTAVO_LOG_LEVEL") or "info"
+    if level.lower() not in LOG_LEVELS:
+        raise ConfigError(
+            f"OCTAVO_LOG_LEVEL is {level!r}; it must be one of {', '.join(LOG_LEVELS)}"
+        )
+    return level.upper()
 
 
 def cache_dir() -> Path:

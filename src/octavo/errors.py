@@ -12,7 +12,7 @@
     ├── DownloadError            exit a model cannot be fetched
     └── ConfigError              exit an option, or this machine, cannot serve
 
-Each class knows its HTTP status, its wire ``code`` and whether repeating the request is safe.
+Each class knows its HTTP status and its wire ``code``.
 A message names the value, the limit and the remedy, and carries no path, address or repr
 when it can reach a client. An ``AssertionError`` is never part of this tree: it means a bug in us.
 """
@@ -26,7 +26,6 @@ class OctavoError(Exception):
     http_status = 500
     error_type = "server_error"
     code: str | None = None
-    retry_safe = False
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -61,7 +60,6 @@ class OverloadedError(OctavoError):
     http_status = 429
     error_type = "rate_limit_error"
     code = "overloaded"
-    retry_safe = True
     retry_after_s = 1
 
 
@@ -71,7 +69,6 @@ class UnavailableError(OctavoError):
     http_status = 503
     error_type = "server_error"
     code = "unavailable"
-    retry_safe = True
     retry_after_s = 2
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import socket
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -158,12 +159,17 @@ ATTACKS: dict[str, tuple[tuple[bytes, ...], set[int]]] = {
 }  # fmt: skip
 
 
+# The server closes on bytes that it will not read: their reset may overtake the answer.
+UNREAD = {"gzip bomb", "chunked without end", "huge header", "header without end", "many headers",
+          "huge target", "smuggled length", "two lengths", "odd encoding", "not HTTP",
+          "form post"}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_is_answered_and_the_connection_closed(server: ServerProcess, name: str) -> None:
     parts, statuses = ATTACKS[name]
     status, answer = exchange(server, *parts)
-    # A reset may overtake the answer when the server closes on unread bytes.
-    assert status in statuses | {0}, answer[:300]
+    assert status in (statuses | {0} if name in UNREAD else statuses), answer[:300]
     if status:
         error = json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]
         assert set(error) == {"message", "type", "param", "code"}
@@ -188,7 +194,8 @@ def test_canaries_survive_fifty_at_once(server: ServerProcess, calm: list[str], 
             thread.join(60)
 
 
-def test_the_loop_does_not_stall(server: ServerProcess) -> None:
+def worst_answer_s(server: ServerProcess, name: str) -> float:
+    """The longest that another client waited for /health while an attack ran."""
     worst, stop = 0.0, threading.Event()
 
     def watch() -> None:
@@ -201,12 +208,39 @@ def test_the_loop_does_not_stall(server: ServerProcess) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    for name in ("deep JSON", "many ids", "long text", "many stops"):
-        exchange(server, *ATTACKS[name][0])
+    exchange(server, *ATTACKS[name][0])
     stop.set()
     watcher.join()
-    # Not a time of ours but the contract's bound, with room for a busy machine.
-    assert worst < 2.0
+    return worst
+
+
+HEAVY = ["deep JSON", "many ids", "long text", "many stops"]
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_the_loop_does_not_stop(server: ServerProcess, name: str) -> None:
+    """Not a time of ours but a hang's; the contract's bound is the slow test's."""
+    assert worst_answer_s(server, name) < 5.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEAVY)
+def test_the_loop_does_not_stall(server: ServerProcess, name: str) -> None:
+    """The contract's bound is 250 ms, on a machine that does nothing else."""
+    assert statistics.median(worst_answer_s(server, name) for _ in range(5)) < 0.5
+
+
+def test_debug_pages_of_a_real_server(server: ServerProcess) -> None:
+    body = {"prompt": "x", "max_tokens": 500, "stream": True, "ignore_eos": True}
+    with server.client() as http, server.client() as other:
+        with http.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            (request_id, shown), *_ = other.get("/debug/requests").json().items()
+            kv = other.get("/debug/kv").json()
+        assert shown
+        assert kv["block_size"] == 16
+        assert any(table.startswith(request_id) for table in kv["groups"][0]["tables"])
 
 
 def test_slow_senders_are_cut_off(server: ServerProcess) -> None:

@@ -45,7 +45,7 @@ def load(spec, *, block_size=16, windows=None, **options):
     chosen = BackendOptions(
         **({"activation": "f32", "num_threads": 2, "max_tokens": 640} | options)
     )
-    return NativeBackend().load(program, random_tensors(spec), layout, chosen)
+    return NativeBackend().load(program, random_tensors(spec), layout, options=chosen)
 
 
 def table_of(num_tokens, block_size, seed=1):
@@ -216,7 +216,10 @@ def test_groups_have_their_own_tables_and_windows():
     )
     layout = replace(cache_layout(spec, block_size=16, num_blocks=32), group_layers=(1, 1))
     executor = NativeBackend().load(
-        replace(program, ops=ops), random_tensors(spec), layout, BackendOptions(activation="f32")
+        replace(program, ops=ops),
+        random_tensors(spec),
+        layout,
+        options=BackendOptions(activation="f32"),
     )
     executor.poison_blocks(np.arange(32, dtype=np.int32))
     tables = [np.random.default_rng(seed).permutation(32)[:7].tolist() for seed in (1, 2)]

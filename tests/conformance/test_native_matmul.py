@@ -32,7 +32,7 @@ def isas():
 
 def load(program, tensors, isa="", activation="int8", num_threads=2):
     options = BackendOptions(isa=isa, activation=activation, num_threads=num_threads, max_tokens=64)
-    return NativeBackend().load(program, tensors, LAYOUT, options)
+    return NativeBackend().load(program, tensors, LAYOUT, options=options)
 
 
 def head_model(kind, hidden, vocab):

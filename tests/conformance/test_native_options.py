@@ -21,7 +21,7 @@ def load(*, block_size=16, num_blocks=8, kv_dtype="bf16", **options):
     spec = tiny_spec()
     layout = cache_layout(spec, block_size=block_size, num_blocks=num_blocks, kv_dtype=kv_dtype)
     return NativeBackend().load(
-        build_program(spec), random_tensors(spec), layout, BackendOptions(**options)
+        build_program(spec), random_tensors(spec), layout, options=BackendOptions(**options)
     )
 
 
@@ -34,7 +34,7 @@ def load(*, block_size=16, num_blocks=8, kv_dtype="bf16", **options):
         ({"activation": "int4"}, ("int4", "f32")),
         ({"max_tokens": 0}, ("0", "max_num_batched_tokens")),
         ({"block_size": 8}, ("8", "16")),
-        ({"num_blocks": 0}, ("0", "kv_bytes")),
+        ({"num_blocks": 0}, ("0", "--kv-memory")),
         ({"kv_dtype": "fp8"}, ("fp8", "bf16")),
     ],
 )

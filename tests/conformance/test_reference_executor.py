@@ -30,7 +30,7 @@ VARIANTS = {
 
 def load(spec, tensors, *, block_size=4, num_blocks=64) -> ReferenceExecutor:
     layout = cache_layout(spec, block_size=block_size, num_blocks=num_blocks)
-    return ReferenceBackend().load(build_program(spec), tensors, layout, BackendOptions())
+    return ReferenceBackend().load(build_program(spec), tensors, layout, options=BackendOptions())
 
 
 def assert_close(actual, expected):
@@ -98,7 +98,9 @@ def test_groups_with_their_own_window_table_and_first_position():
     layout = CacheLayout(
         block_size=4, num_blocks=32, group_layers=(1, 1), num_kv_heads=2, head_dim=16
     )
-    executor = ReferenceBackend().load(windowed(spec, windows), tensors, layout, BackendOptions())
+    executor = ReferenceBackend().load(
+        windowed(spec, windows), tensors, layout, options=BackendOptions()
+    )
     expected = dense_logits(spec, tensors, TOKENS, windows)
     for start in range(0, 40, 5):
         # Of the windowed group, keep only the blocks that its span still touches.
@@ -213,7 +215,7 @@ def test_an_unknown_activation_is_refused():
     )
     layout = cache_layout(spec, block_size=4, num_blocks=2)
     with pytest.raises(ModelFileError, match="gelu"):
-        ReferenceBackend().load(replace(program, ops=ops), {}, layout, BackendOptions())
+        ReferenceBackend().load(replace(program, ops=ops), {}, layout, options=BackendOptions())
 
 
 def test_large_models_are_not_kept_dequantised(monkeypatch):

@@ -103,4 +103,6 @@ def test_survivors_end_and_the_pool_returns(server: ServerProcess) -> None:
     # The pool was too small for all at once: some had to wait.
     assert max(queues) > 0
     with server.client() as http:
-        assert http.get("/debug/kv").json()["invariants"] == []
+        pool = http.get("/debug/kv").json()["groups"][0]
+        assert sorted(pool["free"] + pool["cached"]) == list(range(pool["num_blocks"]))
+        assert pool["tables"] == {}

@@ -22,6 +22,7 @@ from octavo.testing.processes import (
 )
 
 ENGINE, API = "fake_engine_process", "api_process"
+SLOW, HANG = 40001, 40002
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,10 @@ def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def own_server(smollm2_path: Path, tmp_path: Path) -> Iterator[ServerProcess]:
-    argv = fake_serve_argv(tmp_path, smollm2_path, step_s=0.004, num_blocks=256, restart_budget=2)
+    argv = fake_serve_argv(
+        tmp_path, smollm2_path, step_s=0.004, num_blocks=256, restart_budget=2,
+        slow=SLOW, slow_s=5.0, hang=HANG,
+    )  # fmt: skip
     with running_server(tmp_path, argv) as running:
         running.wait_ready()
         yield running
@@ -165,7 +169,7 @@ def test_an_idle_server_uses_no_cpu(server: ServerProcess) -> None:
 
 
 @pytest.mark.slow
-def test_a_hung_engine_is_not_ready(own_server: ServerProcess) -> None:
+def test_a_stopped_engine_is_not_ready(own_server: ServerProcess) -> None:
     stream = Stream(own_server, 1, max_tokens=600)
     stream.wait_for_text()
     pid = own_server.children[ENGINE]
@@ -179,6 +183,24 @@ def test_a_hung_engine_is_not_ready(own_server: ServerProcess) -> None:
     own_server.wait_ready()
     stream.join(60)
     assert stream.finish == "length"
+
+
+def test_a_step_that_hangs_is_not_ready_and_one_that_lasts_is(own_server: ServerProcess) -> None:
+    slow = Stream(own_server, 1, prompt=[5, SLOW, 6], max_tokens=5)
+    with own_server.client() as http:
+        while not slow.done:
+            assert http.get("/ready").status_code == 200
+            time.sleep(0.05)
+    assert slow.finish == "length"
+    hung = Stream(own_server, 2, prompt=[5, HANG, 6], max_tokens=5)
+    own_server.wait_ready(ready=False)
+    assert not hung.text
+    own_server.kill_child(ENGINE)
+    # The request hangs the next engine too; once its client is gone, all is well.
+    own_server.wait_ready(ready=False)
+    own_server.kill_child(API)
+    own_server.kill_child(ENGINE)
+    own_server.wait_ready()
 
 
 def test_no_orphan_when_the_supervisor_dies(own_server: ServerProcess) -> None:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from octavo.backends.native import NativeExecutor
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import StepPlan, StepResult
 from octavo.llm import LLM, Completion
 
 Answer = list[tuple[tuple[int, ...], tuple[Any, ...]]]
@@ -42,6 +45,33 @@ def make(path: Path, **options: Any) -> LLM:
         prefix_cache=options.pop("prefix_cache", True),
     )
     return LLM(str(path), scheduler=scheduler, cache=cache, **options)
+
+
+@dataclass
+class Watch:
+    """What the plans looked like that the runner was given."""
+
+    rows: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    chunks: list[int] = field(default_factory=list)
+
+
+@contextmanager
+def watched(llm: LLM) -> Iterator[Watch]:
+    """Rows, tokens and unfinished prompt chunks of every step meanwhile."""
+    seen = Watch()
+    runner = llm.model.runner
+    execute = runner.execute
+
+    def note(plan: StepPlan) -> StepResult:
+        seen.rows.append(len(plan.rows))
+        seen.tokens.append(plan.num_tokens)
+        seen.chunks.append(sum(not row.num_samples for row in plan.rows))
+        return execute(plan)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "execute", note)
+        yield seen
 
 
 def requests(llm: LLM) -> list[tuple[list[int], SamplingParams]]:
@@ -130,8 +160,15 @@ def test_among_32_streams(llm: LLM, alone: list[Answer]) -> None:
         for i in range(18)
     ]
     llm.engine.reset_prefix_cache()
-    together = run_together(llm, asked + crowd, list(range(len(asked) + len(crowd))))
+    with watched(llm) as seen:
+        together = run_together(llm, asked + crowd, list(range(len(asked) + len(crowd))))
     assert together[: len(asked)] == alone
+    assert max(seen.rows) >= 32
+    # Not for one lucky step, and with prompts among those that decode.
+    assert sum(rows >= 32 for rows in seen.rows) >= 3
+    assert any(
+        rows >= 16 and tokens > rows for rows, tokens in zip(seen.rows, seen.tokens, strict=True)
+    )
 
 
 @pytest.mark.parametrize("budget", [3, 16, 50, 128, 1000])
@@ -140,9 +177,15 @@ def test_any_chunk_size(smollm2_path: Path, alone: list[Answer], budget: int) ->
         asked = requests(llm)
         # A budget of a few tokens takes hundreds of steps a prompt: the short ones say it all.
         some = [i for i, (prompt, _) in enumerate(asked) if len(prompt) <= max(64, budget * 12)]
-        assert run_together(llm, asked, some) == [alone[i] for i in some]
-        longest = max(len(asked[i][0]) for i in some)
-        assert llm.stats().counters["steps"] > longest // budget
+        # A prompt of one and a half steps in front, so that at every budget one is cut.
+        wide = [100 + 7 * i % 5000 for i in range(budget + budget // 2)]
+        asked.append((wide, SamplingParams(temperature=0.0, max_tokens=1, seed=1)))
+        with watched(llm) as seen:
+            together = run_together(llm, asked, [len(asked) - 1, *some])
+        assert together[:-1] == [alone[i] for i in some]
+        assert max(seen.tokens) == budget, "some step was full"
+        assert sum(seen.chunks) > 0, "some prompt was cut"
+        assert llm.stats().counters["computed_tokens"] == sum(seen.tokens)
 
 
 def test_warm_equals_cold(llm: LLM, alone: list[Answer]) -> None:
@@ -181,6 +224,9 @@ def test_any_number_of_threads(smollm2_path: Path, alone: list[Answer], threads:
     with make(smollm2_path, num_threads=threads) as llm:
         asked = requests(llm)
         assert run_together(llm, asked, list(range(len(asked)))) == alone
+        executor = llm.model.runner.executor
+        assert isinstance(executor, NativeExecutor)
+        assert executor.info["num_threads"] == threads
 
 
 def test_past_two_thousand_tokens(smollm2_path: Path) -> None:
@@ -199,3 +245,20 @@ def test_past_two_thousand_tokens(smollm2_path: Path) -> None:
         together = answer(other.generate([prompt, *crowd], sampling))
         assert other.stats().counters["mixed_steps"] > 0
     assert cold == warm == together[:1]
+
+
+def test_a_preempted_prompt_past_two_thousand_tokens(smollm2_path: Path) -> None:
+    """Two such sequences outgrow the pool: one gives way and is computed again from its start."""
+    sampling = SamplingParams(temperature=0.9, max_tokens=40, seed=3, logprobs=1, ignore_eos=True)
+    with make(
+        smollm2_path, budget=1024, num_blocks=260, max_model_len=2100, prefix_cache=False
+    ) as llm:
+        story = llm.tokenizer.encode("".join(TEXT.format(year=1000 + i, n=i) for i in range(90)))
+        prompts = [story[:2040], story[60:2110]]
+        cold = [answer(llm.generate(prompt, sampling)) for prompt in prompts]
+        assert llm.stats().counters["preemptions"] == 0
+        both = answer(llm.generate(prompts, sampling))
+        counters = llm.stats().counters
+    assert [both[:1], both[1:]] == cold
+    assert counters["preemptions"] > 0
+    assert counters["recomputed_tokens"] > 2000

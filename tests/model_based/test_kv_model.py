@@ -200,6 +200,11 @@ class KVMachine(RuleBasedStateMachine):
     def reset_prefix_cache(self) -> None:
         self.kv.reset_prefix_cache()
 
+    @rule(token=st.integers(1, 2))
+    def distrust(self, token: int) -> None:
+        self.kv.distrust(DIGEST, [token])
+        assert self.kv.index.starting_with(DIGEST, token) == []
+
     # -- what always holds -------------------------------------------------------------------
 
     @invariant()

@@ -50,7 +50,7 @@ def load(backend: Backend, model_path: Path, num_tokens: int, options: BackendOp
     model = open_model(model_path)
     spec = model_spec(model)
     layout = cache_layout(spec, block_size=BLOCK_SIZE, num_blocks=-(-num_tokens // BLOCK_SIZE))
-    return backend.load(build_program(spec), model.tensors, layout, options)
+    return backend.load(build_program(spec), model.tensors, layout, options=options)
 
 
 def logits_in_chunks(

@@ -20,7 +20,7 @@ def load(path, *, block_size=16, **options):
     spec = model_spec(model)
     layout = cache_layout(spec, block_size=block_size, num_blocks=NUM_BLOCKS // block_size)
     chosen = BackendOptions(**({"num_threads": 2, "max_tokens": 640} | options))
-    return NativeBackend().load(build_program(spec), model.tensors, layout, chosen)
+    return NativeBackend().load(build_program(spec), model.tensors, layout, options=chosen)
 
 
 def table_of(num_tokens, block_size, seed=1):

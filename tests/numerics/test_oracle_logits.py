@@ -31,7 +31,9 @@ def worst_error(model_path: Path, golden_path: Path) -> float:
         looked_at = [int(position) for owner, position in golden["probes"] if owner == index]
         rows.append(Row(tokens=prompt, table=list(blocks), logits_at=looked_at))
     layout = cache_layout(spec, block_size=BLOCK_SIZE, num_blocks=next_block)
-    executor = ReferenceBackend().load(build_program(spec), model.tensors, layout, BackendOptions())
+    executor = ReferenceBackend().load(
+        build_program(spec), model.tensors, layout, options=BackendOptions()
+    )
     output = executor.forward(step(rows))
     executor.close()
     assert output.logits is not None

@@ -23,7 +23,9 @@ def test_logits_equal_the_oracle(tmp_path, variant):
     model = open_model(write_tiny_hf(tmp_path, variant))
     spec = model_spec(model)
     layout = cache_layout(spec, block_size=16, num_blocks=15)
-    executor = ReferenceBackend().load(build_program(spec), model.tensors, layout, BackendOptions())
+    executor = ReferenceBackend().load(
+        build_program(spec), model.tensors, layout, options=BackendOptions()
+    )
     row = Row(tokens=TOKENS, table=list(range(15)), logits_at=range(15, len(TOKENS), 16))
     logits = executor.forward(step([row])).logits
     assert logits.shape == expected.shape

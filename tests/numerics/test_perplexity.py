@@ -18,7 +18,7 @@ def executor(seed):
     spec = tiny_spec()
     layout = cache_layout(spec, block_size=16, num_blocks=2)
     return ReferenceBackend().load(
-        build_program(spec), random_tensors(spec, seed), layout, BackendOptions()
+        build_program(spec), random_tensors(spec, seed), layout, options=BackendOptions()
     )
 
 

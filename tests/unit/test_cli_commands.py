@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import signal
@@ -55,7 +56,16 @@ def test_help_names_every_command_and_option_is_documented() -> None:
     parser = build_parser()
     text = parser.format_help()
     (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    assert set(commands.choices) >= {"serve", "run", "pull", "list", "rm", "version"}
+    assert set(commands.choices) >= {
+        "serve",
+        "run",
+        "pull",
+        "list",
+        "rm",
+        "bench",
+        "doctor",
+        "version",
+    }
     for name, command in commands.choices.items():
         assert name in text
         for action in command._actions:
@@ -155,7 +165,101 @@ def test_removing_what_is_not_there(tmp_path: Path) -> None:
     result = octavo("rm", "smollm2", env=environment)
     assert result.returncode == 1
     assert "was not pulled" in result.stderr
-    assert octavo("list", env=environment).stdout.startswith("no model was pulled")
+
+
+def test_the_list_shows_what_was_and_what_can_be_pulled(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    from octavo.weights import CATALOG
+    from octavo.weights.hub import StoredModel
+
+    monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path))
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(CATALOG)
+    assert all("not pulled" in line for line in lines)
+    stored = StoredModel(name="smollm2", path=tmp_path, licence="MIT", size_bytes=3 << 20)
+    monkeypatch.setattr("octavo.cli.models.list_models", lambda: [stored])
+    main(["list"])
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.split() == ["smollm2", "3", "MiB", "MIT", str(tmp_path)]
+    assert [line.split()[0] for line in rest] == [name for name in CATALOG if name != "smollm2"]
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MemoryError(), "out of memory; lower --kv-memory"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "out of memory; lower --kv-memory"),
+        (OSError(errno.ENOSPC, "No space left on device", "x.gguf"),
+         "No space left on device (x.gguf); free some space"),
+        (PermissionError(errno.EACCES, "Permission denied", "m"), "Permission denied (m); check"),
+        (OSError("odd"), "odd; see `octavo doctor`"),
+    ],
+)  # fmt: skip
+def test_the_systems_refusals_are_one_line(
+    error: BaseException, line: str, monkeypatch: Any, capsys: Any
+) -> None:
+    def refused(_: object) -> int:
+        raise error
+
+    monkeypatch.setattr("octavo.cli.run.fetch", refused)
+    assert main(["run", "smollm2", "hi"]) == 1
+    (printed,) = capsys.readouterr().err.splitlines()
+    assert printed.startswith(f"octavo: error: {line}")
+
+
+# -- doctor ------------------------------------------------------------------------------------
+
+
+def test_the_doctor_examines_this_machine(capsys: Any) -> None:
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["native"]["isas"]
+    assert found["native"]["barrier_ns"] > 0
+    assert found["native"]["read_gbs"] > 0
+    assert found["native"]["int8_gops"] > 0
+    assert found["memory_available_bytes"] > 0
+    assert found["cache"]["free_bytes"] > 0
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    for name in ("processor", "kernels", "barrier", "memory read", "int8 peak", "huge pages",
+                 "compiler", "cache", "models"):  # fmt: skip
+        assert name in text
+    assert text.splitlines()[-1].startswith("next step")
+
+
+def test_the_doctor_names_what_to_do_next(tmp_path: Path) -> None:
+    from octavo.cli.doctor import huge_pages, next_step
+
+    found: dict[str, Any] = {
+        "native": {"usable": False}, "compiler": "", "huge_pages": "never", "models": [],
+    }  # fmt: skip
+    assert "C++ compiler" in next_step(found)
+    found |= {"compiler": "g++"}
+    assert next_step(found).startswith("build the native backend")
+    found |= {"native": {"usable": True}}
+    assert "huge pages" in next_step(found)
+    found |= {"huge_pages": "madvise"}
+    assert next_step(found).endswith("octavo pull smollm2")
+    found |= {"models": ["a", "smollm2"]}
+    assert next_step(found).endswith("octavo serve smollm2")
+    setting = tmp_path / "enabled"
+    assert huge_pages(setting) == "unknown"
+    setting.write_text("always madvise [never]\n")
+    assert huge_pages(setting) == "never"
+
+
+def test_a_doctor_without_the_native_backend_says_so(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setitem(sys.modules, "octavo.backends.native", None)
+    assert main(["doctor"]) == 1
+    assert "not usable" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "x"])
+def test_a_request_timeout_is_more_than_nothing(text: str) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["serve", f"--request-timeout={text}"])
 
 
 def test_an_interrupt_is_no_traceback(monkeypatch: Any, capsys: Any) -> None:

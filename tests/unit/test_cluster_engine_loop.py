@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 import pytest
 
+from octavo.cluster.engine_host import EngineHost
 from octavo.cluster.engine_loop import LEASE_S, EngineLoop
-from octavo.cluster.engine_process import snapshot_of, welcome_of
+from octavo.cluster.engine_process import welcome_of
 from octavo.cluster.messages import (
     AbortMessage,
+    Beat,
     Control,
     ControlReply,
     FrontendMessage,
@@ -63,13 +66,13 @@ class Room:
         self.wire = Wire()
         self.now = 100.0
         info = make_info()
-        self.core = EngineCore(FakeRunner(info), SchedulerConfig(), CacheConfig(), epoch=7)
+        self.runner = FakeRunner(info)
+        self.core = EngineCore(self.runner, SchedulerConfig(), CacheConfig(), epoch=7)
         self.loop = EngineLoop(
             self.core,
             self.wire,
             welcome_of(self.core, info, max_num_seqs=64),
-            snapshot=lambda: snapshot_of(self.core),
-            control=lambda verb: {"verb": verb},
+            host=EngineHost(self.core, progress=lambda: self.core.progress),
             clock=lambda: self.now,
         )
 
@@ -224,8 +227,10 @@ def test_control_is_answered() -> None:
     room = Room()
     room.hello()
     room.say(Control(client_epoch=1, call_id=3, verb="kv"))
-    reply = room.got(ControlReply)[0]
-    assert (reply.call_id, reply.body) == (3, {"verb": "kv"})
+    room.say(Control(client_epoch=1, call_id=4, verb="nonsense"))
+    kv, nonsense = room.got(ControlReply)
+    assert (kv.call_id, kv.body["block_size"]) == (3, 16)
+    assert (nonsense.call_id, nonsense.body) == (4, {"error": "unknown verb nonsense"})
 
 
 def test_hostile_frames_drop_their_sender_and_nobody_else() -> None:
@@ -286,3 +291,161 @@ def test_frames_survive_the_wire() -> None:
 def test_a_frame_over_the_cap_is_not_sent() -> None:
     with pytest.raises(WireError, match="exceeds the limit"):
         encode(AbortMessage(client_epoch=1, request_ids=["x" * MAX_FRAME_BYTES]))
+
+
+def again(*, epoch: int, n: int = 1, tokens: Any = (), ended: Any = ()) -> SubmitMessage:
+    """An attempt at request "r"."""
+    request = submit(n=n, max_tokens=6).submit.request
+    attempt = Submit(request=request, epoch=epoch, branch_tokens=tokens, finished_branches=ended)
+    return SubmitMessage(client_epoch=1, submit=attempt)
+
+
+def outputs_of(room: Room) -> list[Any]:
+    return [output for message in room.got(Outputs) for output in message.outputs]
+
+
+@pytest.mark.parametrize("stale", [0, 1, 2])
+def test_a_stale_or_repeated_submit_leaves_the_newer_attempt_alone(stale: int) -> None:
+    room = Room()
+    room.hello()
+    room.say(again(epoch=2))
+    room.say(again(epoch=stale))
+    room.turns(10)
+    mine = outputs_of(room)
+    assert {output.epoch for output in mine} == {2}
+    assert sum(len(output.token_ids) for output in mine) == 6
+    assert mine[-1].finish_reason is FinishReason.LENGTH
+    assert room.loop._owned == {}
+    assert not any(peer.requests for peer in room.loop._peers.values())
+
+
+@pytest.mark.parametrize("stale", [0, 1])
+def test_a_submit_that_arrives_after_the_end_runs_nothing(stale: int) -> None:
+    room = Room()
+    room.hello()
+    room.say(again(epoch=1))
+    room.turns(10)
+    before = outputs_of(room)
+    room.say(again(epoch=stale))
+    room.turns(5)
+    assert outputs_of(room) == before
+    assert not room.core.requests.states
+    assert room.loop._owned == {}
+
+
+def test_a_submit_that_arrives_after_its_abort_runs_nothing() -> None:
+    room = Room()
+    room.hello()
+    room.say(again(epoch=1))
+    room.say(AbortMessage(client_epoch=1, request_ids=["r"]))
+    room.say(again(epoch=1))
+    room.turns(2)
+    assert not room.core.requests.states
+    room.say(again(epoch=2))
+    assert "r" in room.core.requests.states
+
+
+def test_a_repeated_submit_does_not_revive_an_ended_branch() -> None:
+    room = Room()
+    room.hello()
+    room.say(again(epoch=0, n=2))
+    room.turns(2)
+    room.say(StopBranchMessage(client_epoch=1, request_id="r", branch=1))
+    room.say(again(epoch=0, n=2))
+    room.turns(10)
+    ends = [output.branch for output in outputs_of(room) if output.finish_reason is not None]
+    assert sorted(ends) == [0, 1]
+    assert room.loop._owned == {}
+
+
+@pytest.mark.parametrize("ended", [(0, 1), (0, 1, 7)])
+def test_a_submit_without_a_branch_to_run_is_refused(ended: tuple[int, ...]) -> None:
+    room = Room()
+    room.hello()
+    room.say(again(epoch=1, n=2, tokens=((1,), (2,)), ended=ended))
+    room.turns(2)
+    assert outputs_of(room)[0].error == "every branch has ended already"
+    assert room.loop._owned == {}
+    assert not room.core.requests.states
+
+
+def test_a_newer_attempt_replaces_the_older() -> None:
+    room = Room()
+    room.hello()
+    room.say(again(epoch=0))
+    room.turns(1)
+    seen = outputs_of(room)
+    room.say(again(epoch=1, tokens=(seen[0].token_ids,)))
+    room.turns(10)
+    tokens = [
+        token for output in outputs_of(room) if output.epoch == 1 for token in output.token_ids
+    ]
+    assert len(tokens) + len(seen[0].token_ids) == 6
+
+
+def test_what_ended_is_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.cluster.engine_loop.MAX_ENDED", 3)
+    room = Room()
+    room.hello()
+    for index in range(8):
+        room.say(submit(f"r{index}", max_tokens=1))
+        room.turns(2)
+    assert list(room.loop._ended) == ["r5", "r6", "r7"]
+
+
+def test_a_failed_step_is_logged_here_and_not_told_to_clients(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    room = Room()
+    room.hello()
+    room.runner.fail_next = True
+    room.say(again(epoch=0))
+    room.turns(2)
+    assert "RuntimeError: injected fault" in caplog.text
+    assert "Traceback" in caplog.text
+    error = outputs_of(room)[0].error
+    assert "injected" not in error
+
+
+def test_violations_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    room = Room()
+    room.hello()
+    room.say(submit())
+    room.core._report(["I1: a block has no owner"])
+    room.turns(1)
+    assert "I1: a block has no owner" in caplog.text
+
+
+def test_every_peer_hears_the_beat_of_a_long_step() -> None:
+    room = Room()
+    room.hello(b"a", 1)
+    room.hello(b"b", 2)
+    room.loop._beat(5)
+    assert [beat.progress for beat in room.got(Beat, b"a") + room.got(Beat, b"b")] == [5, 5]
+
+
+def test_a_step_that_lasts_is_heard_of_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.cluster.heartbeat.BEAT_S", 0.005)
+    room = Room()
+    room.hello()
+    room.loop._heartbeat.start()
+    execute = room.runner.execute
+
+    def wait(plan: Any) -> Any:
+        deadline = time.monotonic() + 20
+        while len(room.got(Beat)) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return execute(plan)
+
+    monkeypatch.setattr(FakeRunner, "execute", lambda _, plan: wait(plan))
+    room.say(again(epoch=0))
+    room.loop._heartbeat.close()
+    assert len(room.got(Beat)) >= 3
+    assert outputs_of(room)[0].token_ids
+
+
+def test_the_welcome_names_the_weights() -> None:
+    room = Room()
+    room.hello()
+    assert room.got(Welcome)[0].model_digest == "fake-weights"

@@ -166,7 +166,7 @@ def main():
     Path({str(pid_file)!r}).write_text(str(os.getpid()))
     while True:
         time.sleep(1)
-run_child(channel, main)
+run_child(channel, main, name="child")
 """
     (tmp_path / "run").mkdir()
     parent = f"""
@@ -183,10 +183,96 @@ Supervisor([ChildSpec(name="a", argv=[sys.executable, "-c", {child!r}])],
     pid = int(pid_file.read_text())
     process.kill()
     process.wait()
-    while Path(f"/proc/{pid}").exists():
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        if state == "Z":
-            break
+    wait_gone(pid)
+    assert not (tmp_path / "run").exists()
+
+
+GRANDCHILD = """
+import subprocess
+helper = subprocess.Popen(["sleep", "60"])
+say(event="helper", pid=helper.pid)
+"""
+
+
+def wait_gone(pid: int) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            status = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return
+        if status.rpartition(")")[2].split()[0] == "Z":
+            return
+        assert time.monotonic() < deadline, f"process {pid} is left"
+        time.sleep(0.01)
+
+
+def with_helper(code: str) -> str:
+    return code.replace("signal.signal(", GRANDCHILD + "signal.signal(", 1)
+
+
+def test_what_a_killed_child_had_started_goes_with_it() -> None:
+    restarted: list[int] = []
+
+    def first_kill(watch: Watch) -> None:
+        restarted.append(watch.pids[-1])
+        if len(restarted) == 1:
+            kill_last(watch)
+        else:
+            wait_gone(watch.pids[0])
+            stop(watch)
+
+    watch = Watch(a_ready=first_kill)
+    assert Supervisor([spec("a", with_helper(SERVES))], on_status=watch).run() == (0, "")
+    for pid in watch.pids:
+        wait_gone(pid)
+
+
+@pytest.mark.parametrize("ending", ["sys.exit(3)", "os.kill(os.getpid(), 9)"])
+def test_what_a_failed_child_had_started_goes_with_it(ending: str) -> None:
+    watch = Watch()
+    code, _ = Supervisor([spec("a", CHILD + GRANDCHILD + ending)], on_status=watch).run()
+    assert code == 1
+    wait_gone(watch.pids[0])
+
+
+def test_what_a_deaf_child_had_started_goes_with_it() -> None:
+    deaf = with_helper(SERVES).replace("lambda *_: sys.exit(0)", "signal.SIG_IGN")
+    watch = Watch(a_ready=stop)
+    Supervisor([spec("a", deaf, drain_s=0.2)], on_status=watch).run()
+    for pid in watch.pids:
+        wait_gone(pid)
+
+
+def test_what_a_child_had_started_dies_with_the_supervisor(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    child = f"""
+import os, subprocess, sys, time
+from pathlib import Path
+from octavo.cluster.child import ChildChannel, run_child
+args = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+channel = ChildChannel(death_fd=int(args["--death-fd"]), status_fd=int(args["--status-fd"]),
+                       runtime_dir=Path({str(tmp_path / "run")!r}))
+def main():
+    helper = subprocess.Popen(["sleep", "60"])
+    partial = Path({str(pid_file)!r} + ".partial")
+    partial.write_text(str(helper.pid))
+    partial.rename({str(pid_file)!r})
+    while True:
+        time.sleep(1)
+run_child(channel, main, name="child")
+"""
+    parent = f"""
+import sys
+from octavo.cluster.supervisor import ChildSpec, Supervisor
+Supervisor([ChildSpec(name="a", argv=[sys.executable, "-c", {child!r}])],
+           on_status=lambda *_: None).run()
+"""
+    process = subprocess.Popen([sys.executable, "-c", parent])
+    deadline = time.monotonic() + 30
+    while not pid_file.exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert not (tmp_path / "run").exists()
+    process.kill()
+    process.wait()
+    wait_gone(int(pid_file.read_text()))

@@ -161,7 +161,7 @@ def test_survivors_are_resynchronised() -> None:
     driver.submit(make_request("b", [5, 6, 7]))
     driver.step()
     driver.core.scheduler.running.reverse()
-    driver.core.scheduler.config = SchedulerConfig(max_num_batched_tokens=1, check_every_n_steps=1)
+    driver.core.scheduler.token_budget = 1
     driver.runner.fail_next = True
     driver.step()
     driver.run()
@@ -339,3 +339,134 @@ def test_a_row_without_a_sample_drops_its_request_only(n: int) -> None:
     assert driver.entries["fine"].is_done
     assert driver.core.counters.requests_failed == 1
     assert driver.core.violations == []
+
+
+# -- KV that is not a number ---------------------------------------------------------------------
+
+
+def chunked(**fields) -> EngineDriver:
+    return EngineDriver(
+        make_info(block_size=8), SchedulerConfig(max_num_batched_tokens=16, **fields)
+    )
+
+
+def spoil_first_chunk(driver: EngineDriver, name: str) -> None:
+    """The first chunk of a prompt is spoiled, computed and published before anything is sampled."""
+    driver.submit(make_request(name, PROMPT))
+    driver.runner.spoil_next = True
+    driver.step()
+    assert len(driver.core.kv.index.blocks(0)) >= 2
+
+
+def test_spoiled_blocks_cannot_be_found_after_the_failure() -> None:
+    driver = chunked()
+    driver.submit(make_request("other", [1, *PROMPT]))
+    driver.run()
+    kept = len(driver.core.kv.index.blocks(0))
+    spoil_first_chunk(driver, "bad")
+    driver.run()
+    assert driver.entries["bad"].ended == {0: FinishReason.ERROR}
+    assert len(driver.core.kv.index.blocks(0)) == kept
+    driver.submit(make_request("same", PROMPT))
+    driver.submit(make_request("again", [1, *PROMPT]))
+    driver.run()
+    assert driver.entries["same"].ended == {0: FinishReason.LENGTH}
+    cached = {o.request_id: o.num_cached_tokens for o in driver.outputs}
+    assert (cached["same"], cached["again"]) == (0, 37)
+    driver.verify()
+
+
+def test_nothing_of_a_failing_step_is_published() -> None:
+    driver = EngineDriver(make_info(block_size=8))
+    driver.submit(make_request("bad", PROMPT))
+    driver.runner.spoil_next = True
+    driver.step()
+    assert driver.entries["bad"].ended == {0: FinishReason.ERROR}
+    assert driver.core.kv.index.blocks(0) == {}
+    assert driver.core.kv.pools[0].num_free == 64
+
+
+def test_what_a_culprit_left_behind_costs_one_request_only() -> None:
+    """It was cancelled before it could fail: the next to read its blocks fails, and clears them."""
+    driver = chunked()
+    spoil_first_chunk(driver, "bad")
+    driver.core.handle(Abort(request_id="bad"), 0.0)
+    driver.submit(make_request("victim", [*PROMPT, 1]))
+    driver.run()
+    assert driver.entries["victim"].ended == {0: FinishReason.ERROR}
+    driver.submit(make_request("next", PROMPT))
+    driver.run()
+    assert driver.entries["next"].ended == {0: FinishReason.LENGTH}
+    driver.verify()
+
+
+def test_who_runs_on_spoiled_blocks_stops_publishing_behind_them() -> None:
+    driver = chunked(max_num_seqs=4)
+    spoil_first_chunk(driver, "bad")
+    driver.submit(make_request("sharer", [*PROMPT[:16], *range(200, 260)]))
+    driver.run()
+    assert driver.entries["bad"].ended == driver.entries["sharer"].ended == {0: FinishReason.ERROR}
+    assert driver.core.kv.index.blocks(0) == {}
+    driver.core.kv.distrust(b"nobody's key", PROMPT)
+
+
+# -- continuations -----------------------------------------------------------------------------
+
+
+def resume(driver: EngineDriver, request, delivered: list[list[int]]):
+    entry = driver.entries[request.request_id] = type(driver.submit(make_request("x", [])))(request)
+    entry.epoch, entry.limit = 1, request.sampling.max_tokens
+    entry.delivered = delivered
+    driver.core.handle(entry.submit(), driver.now)
+    return entry
+
+
+def test_a_full_queue_takes_continuations() -> None:
+    driver = EngineDriver(scheduler=SchedulerConfig(max_num_seqs=2, max_waiting=2))
+    whole = EngineDriver()
+    full = whole.submit(make_request("r", PROMPT, sampling=sampling(n=2)))
+    whole.run()
+    for i in range(2):
+        driver.submit(make_request(f"r{i}", PROMPT[i:]))
+    entry = resume(driver, full.request, [full.delivered[0][:3], []])
+    driver.core.handle(Submit(request=make_request("back", [1, 2]), epoch=4), 0.0)
+    driver.entries["back"] = type(entry)(make_request("back", [1, 2]))
+    driver.entries["back"].epoch, driver.entries["back"].limit = 4, 8
+    assert driver.core.scheduler.waiting.num_fresh == 2
+    driver.submit(make_request("late", PROMPT))
+    driver.run()
+    assert entry.delivered == full.delivered
+    assert driver.entries["back"].ended == {0: FinishReason.LENGTH}
+    assert driver.entries["late"].ended == {0: FinishReason.ERROR}
+
+
+def test_a_resumed_answer_reports_no_cached_tokens_of_its_own() -> None:
+    """Its prompt and its first tokens are cached by its own first attempt: that is not a hit."""
+    driver = EngineDriver(make_info(block_size=8, num_blocks=64))
+    request = make_request("r", PROMPT, sampling=sampling(max_tokens=40))
+    first = driver.submit(request)
+    for _ in range(30):
+        driver.step()
+    driver.core.handle(Abort(request_id="r"), 0.0)
+    driver.step()
+    seen = len(driver.outputs)
+    hits = driver.counters["prefix_hit_tokens"]
+    resume(driver, request, [list(first.delivered[0])])
+    driver.run()
+    driver.verify()
+    assert len(driver.outputs) > seen
+    assert {o.num_cached_tokens for o in driver.outputs} == {0}
+    assert driver.counters["prefix_hit_tokens"] == hits
+
+
+def test_a_taken_over_attempt_keeps_what_its_first_one_read() -> None:
+    driver = EngineDriver(make_info(block_size=8))
+    driver.submit(make_request("warm", PROMPT))
+    driver.run()
+    request = make_request("r", [*PROMPT[:32], 1, 2])
+    first = driver.submit(request)
+    driver.step()
+    resume(driver, request, [list(first.delivered[0])])
+    driver.run()
+    driver.verify()
+    assert {o.num_cached_tokens for o in driver.outputs if o.request_id == "r"} == {32}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from octavo.core import SamplingParams
+from octavo.core import BranchOutput, SamplingParams
+from octavo.kv.block_pool import OwnerKind
 from octavo.scheduler import Status
 from octavo.testing import EngineDriver, SimulationError, make_info, make_request
 
@@ -48,7 +50,21 @@ def orphan_table(d: EngineDriver) -> None:
 
 
 def forgotten_lease(d: EngineDriver) -> None:
-    d.core.kv.lease_for_step(0, d.core.scheduler.running[0].kv.tables[0].blocks[0])
+    d.core.kv.lease_for_step(0, d.core.scheduler.running[0].kv.tables[0].blocks[0], 8)
+
+
+def foreign_branch(d: EngineDriver) -> None:
+    d.core.requests.states["a"].branches[0].branch = 3
+
+
+def foreign_owner(d: EngineDriver) -> None:
+    states = d.core.requests.states
+    states["a"].branches[0].state = states["b"]
+
+
+def wrong_name(d: EngineDriver) -> None:
+    states = d.core.requests.states
+    states["a"].request = states["b"].request
 
 
 def forgotten_pin(d: EngineDriver) -> None:
@@ -62,6 +78,9 @@ def forgotten_pin(d: EngineDriver) -> None:
         (wrong_place, "I7: a branch of a is not where"),
         (lost_kv, "I7: a branch of a holds KV"),
         (stranger, "I7: a queue holds a sequence"),
+        (foreign_branch, "I7: a branch of a has another owner"),
+        (foreign_owner, "I7: a branch of a has another owner"),
+        (wrong_name, "I7: a names the request b"),
         (all_computed, "I8: 9 tokens are computed of 9"),
         (provisional, "I4: provisional"),
         (orphan_table, "I10: a block table"),
@@ -80,7 +99,10 @@ def test_leftovers_at_idle_are_named() -> None:
     d = driver()
     d.run()
     d.core.kv.promises.totals[0] += 1
-    assert "I10: 1 promises are left at idle" in d.core.check_invariants()
+    d.core.scheduler._refusal = "kept"
+    found = d.core.check_invariants()
+    assert "I10: 1 promises are left at idle" in found
+    assert "I10: 1 refusals are left at idle" in found
 
 
 def test_violations_are_reported_not_fatal() -> None:
@@ -105,3 +127,58 @@ def test_a_write_to_a_shared_block_is_reported_before_it_happens() -> None:
     finally:
         reservation._is_shared = shared
     assert any(found.startswith("I3") for found in d.core.violations)
+
+
+def emitted(change: Callable[[list[BranchOutput], EngineDriver], None]) -> list[str]:
+    """What is found when a step's outputs are tampered with before they leave."""
+    d = driver()
+    emit = d.core._emit
+
+    def tampered() -> list[BranchOutput]:
+        change(d.core._outbox, d)
+        return emit()
+
+    d.core._emit = tampered
+    d.core.step(0.0)
+    return d.core.violations
+
+
+def test_outputs_that_leave_are_held_against_their_branches() -> None:
+    def wrong_token(outbox: list[BranchOutput], _: EngineDriver) -> None:
+        outbox[0] = replace(outbox[0], token_ids=(outbox[0].token_ids[0] ^ 1,))
+
+    def wrong_epoch(outbox: list[BranchOutput], _: EngineDriver) -> None:
+        outbox[0] = replace(outbox[0], epoch=7)
+
+    def repeated(outbox: list[BranchOutput], _: EngineDriver) -> None:
+        outbox.append(outbox[0])
+
+    def swallowed(outbox: list[BranchOutput], _: EngineDriver) -> None:
+        outbox[0] = replace(outbox[0], token_ids=())
+
+    def stale(outbox: list[BranchOutput], d: EngineDriver) -> None:
+        d.core.requests.states["a"].epoch = 1
+        outbox[0] = replace(outbox[0], position=9)
+
+    assert emitted(lambda outbox, d: None) == []
+    assert emitted(stale) == []
+    assert "is not what was accepted" in emitted(wrong_token)[0]
+    assert emitted(wrong_epoch) == ["I7: an output of branch 0 of a says epoch 7"]
+    assert "do not follow each other" in emitted(repeated)[0]
+    assert emitted(swallowed) == ["I8: 2 tokens were accepted, the last said is 1"]
+
+
+def test_waiting_for_nothing_is_named() -> None:
+    """Nothing runs, nothing drains, and yet nobody is admitted."""
+    d = EngineDriver(make_info(block_size=8, num_blocks=4))
+    hidden = d.core.kv.pools[0].open(OwnerKind.TABLE)
+    d.core.kv.pools[0].allocate(hidden, 4)
+    d.submit(make_request("a", [1] * 9))
+    d.core.step(0.0)
+    assert d.core.violations == ["I9: 1 wait, nothing runs or drains, nobody was admitted"]
+    lease = d.core.kv.pools[0].open(OwnerKind.LEASE)
+    d.core.kv.pools[0].share(lease, d.core.kv.pools[0].held_by(hidden))
+    d.core.kv.pools[0].close(hidden)
+    d.core.violations.clear()
+    d.core.step(0.0)
+    assert d.core.violations == []

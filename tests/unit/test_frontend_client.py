@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from octavo.cluster.messages import (
     AbortMessage,
+    Beat,
     Hello,
     Lease,
     Outputs,
@@ -19,7 +21,7 @@ from octavo.cluster.messages import (
 from octavo.cluster.wire import decode_frontend_message, encode
 from octavo.core.request import BranchOutput, FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import DeadlineExceededError, EngineError, UnavailableError
+from octavo.errors import DeadlineExceededError, EngineError, OverloadedError, UnavailableError
 from octavo.frontend import AsyncEngineClient, OutputProcessor, RequestStream
 from octavo.testing.fake_runner import make_info
 from octavo.testing.loopback import LoopbackEngine
@@ -58,7 +60,7 @@ class World:
         states = core.requests.states
         return (
             self.client.num_active, len(self.processor), len(self.processor.journal), len(states),
-            self.processor.journal.prompt_tokens,
+            self.processor.journal.num_tokens,
         )  # fmt: skip
 
 
@@ -151,7 +153,7 @@ def test_a_request_that_kills_the_engine_is_dropped_by_name(smollm2_text: Any) -
             victim = asyncio.create_task(read(pill))
             with pytest.raises(EngineError, match=pill.request_id):
                 await victim
-            assert here.engine.deaths == 3
+            assert here.engine.deaths == 4
             for tokens, _ in await asyncio.gather(*readers):
                 assert len(tokens[0]) == 200
 
@@ -311,9 +313,9 @@ def test_readiness_wants_progress(smollm2_text: Any) -> None:
         here.engine.turn()
         assert here.client.ready
         stream = here.client.submit(request(), timeout_s=600)
-        clock[0] = 4.9
+        clock[0] = 3.9
         assert here.client.ready
-        clock[0] = 5.1
+        clock[0] = 4.1
         assert not here.client.ready
         here.engine.turn()
         assert here.client.ready
@@ -337,5 +339,165 @@ def test_hostile_frames_from_an_engine_are_dropped(smollm2_text: Any) -> None:
             here.client.frame_received(encode(Outputs(engine_epoch=404, outputs=[bogus])))
             tokens, _ = await reader
             assert len(tokens[0]) == 24
+
+    run(test())
+
+
+def test_one_that_dies_at_every_decode_step_is_dropped_and_nobody_else(smollm2_text: Any) -> None:
+    async def test() -> None:
+        asks = [request(prompt=(7, 8, 9 + i), max_tokens=120, seed=i) for i in range(3)]
+        async with world(smollm2_text[1]) as here:
+            calm = [await read(here.client.submit(ask, timeout_s=60)) for ask in asks]
+        async with world(smollm2_text[1], curse=666) as here:
+            readers = [
+                asyncio.create_task(read(here.client.submit(ask, timeout_s=60))) for ask in asks
+            ]
+            await until(lambda: here.delivered() >= 30)
+            cursed = here.client.submit(request(prompt=(666, 667)), timeout_s=60)
+            victim = asyncio.create_task(read(cursed))
+            with pytest.raises(EngineError, match=cursed.request_id):
+                await victim
+            assert here.engine.deaths == 4
+            assert await asyncio.gather(*readers) == calm
+            await until(lambda: here.kept() == (0,) * 5)
+
+    run(test())
+
+
+@pytest.mark.parametrize("change", [{"fingerprint": "other"}, {"model_digest": "other"}])
+def test_an_engine_of_another_kind_continues_nothing(
+    smollm2_text: Any, change: dict[str, str]
+) -> None:
+    async def test() -> None:
+        async with world(smollm2_text[1], step_s=0.001) as here:
+            stream = here.client.submit(request(max_tokens=500), timeout_s=60)
+            reader = asyncio.create_task(read(stream))
+            await until(lambda: here.delivered() >= 5)
+            here.engine.kill()
+            here.engine.info = replace(here.engine.info, **change)
+            here.engine.revive()
+            with pytest.raises(EngineError, match=f"{stream.request_id}.*other weights"):
+                await reader
+            tokens, _ = await read(here.client.submit(request(), timeout_s=60))
+            assert len(tokens[0]) == 24
+            await until(lambda: here.kept() == (0,) * 5)
+
+    run(test())
+
+
+def test_a_stop_that_could_not_be_sent_is_sent_later(smollm2_text: Any) -> None:
+    async def test() -> None:
+        async with world(smollm2_text[1], num_blocks=512) as here:
+            _, text = await read(here.client.submit(request(max_tokens=100), timeout_s=9))
+            stop = text[0][40:44]
+            stream = here.client.submit(request(max_tokens=4000, stop=(stop,)), timeout_s=9)
+            await until(lambda: bool(here.client._submitted))
+            here.engine.full = True
+            await read(stream)
+            core = here.engine.engine
+            assert core is not None
+            assert core.requests.states
+            here.engine.full = False
+            await until(lambda: here.kept() == (0,) * 5)
+            assert core.counters.generation_tokens < 2000
+
+    run(test())
+
+
+def test_an_abort_that_could_not_be_sent_is_sent_before_the_next_submit(smollm2_text: Any) -> None:
+    async def test() -> None:
+        async with world(smollm2_text[1], step_s=0.001) as here:
+            stream = here.client.submit(request(max_tokens=3000), timeout_s=60)
+            await until(lambda: here.delivered() >= 3)
+            here.engine.full = True
+            stream.cancel()
+            with pytest.raises(OverloadedError):
+                here.client.submit(request(), timeout_s=60)
+            here.engine.full = False
+            mark = len(here.engine.sent)
+            tokens, _ = await read(here.client.submit(request(), timeout_s=60))
+            assert len(tokens[0]) == 24
+            first, second = (decode_frontend_message(f) for f in here.engine.sent[mark : mark + 2])
+            assert isinstance(first, AbortMessage)
+            assert isinstance(second, SubmitMessage)
+            await until(lambda: here.kept() == (0,) * 5)
+
+    run(test())
+
+
+def test_a_dead_engine_has_no_numbers(smollm2_text: Any) -> None:
+    async def test() -> None:
+        async with world(smollm2_text[1], step_s=0.001) as here:
+            here.client.submit(request(max_tokens=3000), timeout_s=60)
+            await until(lambda: here.client.stats is not None and here.client.stats.num_running > 0)
+            here.engine.kill()
+            assert here.client.stats is None
+            assert not here.client.ready
+
+    run(test())
+
+
+def test_a_long_step_is_ready_while_it_moves_and_not_when_it_hangs(smollm2_text: Any) -> None:
+    async def test() -> None:
+        here = World(smollm2_text[1])
+        clock = [0.0]
+        here.client = AsyncEngineClient(
+            here.engine, here.processor, client_epoch=1, clock=lambda: clock[0]
+        )
+        here.client.start()
+        here.engine.turn()
+        stream = here.client.submit(request(), timeout_s=600)
+        for layer in range(60):
+            clock[0] += 1
+            here.client.frame_received(encode(Beat(engine_epoch=1, progress=layer)))
+            assert here.client.ready
+        for _ in range(4):
+            clock[0] += 1
+            here.client.frame_received(encode(Beat(engine_epoch=1, progress=59)))
+        assert not here.client.ready
+        here.client.frame_received(encode(Beat(engine_epoch=404, progress=61)))
+        assert not here.client.ready
+        stream.cancel()
+        here.client.close()
+
+    run(test())
+
+
+def test_the_limits_say_what_is_used(smollm2_text: Any) -> None:
+    async def test() -> None:
+        async with world(smollm2_text[1], step_s=0.001) as here:
+            stream = here.client.submit(request(max_tokens=500), timeout_s=60)
+            await until(lambda: here.delivered() >= 3)
+            limits = here.client.limits()
+            assert limits["journal_requests"][0] == 1
+            assert limits["journal_tokens"][0] >= len(PROMPT) + 3
+            assert all(used < limit for used, limit in limits.values())
+            stream.cancel()
+            assert [used for used, _ in here.client.limits().values()] == [0, 0]
+
+    run(test())
+
+
+def test_unreadable_output_costs_its_own_request(smollm2_text: Any) -> None:
+    async def test() -> None:
+        async with world(smollm2_text[1], step_s=0.002) as here:
+            good = here.client.submit(request(max_tokens=60), timeout_s=60)
+            bad = here.client.submit(request(max_tokens=3000, seed=4), timeout_s=60)
+            reader = asyncio.create_task(read(good))
+            await until(lambda: here.delivered() >= 4)
+            entry = here.processor.journal.get(bad.request_id)
+            core = here.engine.engine
+            assert entry is not None
+            assert core is not None
+            unknown = BranchOutput(
+                request_id=bad.request_id, branch=0, epoch=entry.epoch,
+                position=len(entry.branches[0].token_ids), token_ids=(10**6,),
+            )  # fmt: skip
+            here.client.frame_received(encode(Outputs(engine_epoch=core.epoch, outputs=[unknown])))
+            with pytest.raises(EngineError, match=f"{bad.request_id} is dropped"):
+                await read(bad)
+            tokens, _ = await reader
+            assert len(tokens[0]) == 60
+            await until(lambda: here.kept() == (0,) * 5)
 
     run(test())

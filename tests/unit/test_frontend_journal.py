@@ -90,7 +90,7 @@ def test_a_gap_is_an_error() -> None:
 
 
 def test_the_journal_is_bounded_and_empty_at_idle() -> None:
-    book = journal(max_requests=2, max_prompt_tokens=7)
+    book = journal(max_requests=2, max_tokens=7)
     book.open(request("a"))
     book.open(request("b"))
     with pytest.raises(OverloadedError, match="2 requests"):
@@ -98,11 +98,21 @@ def test_the_journal_is_bounded_and_empty_at_idle() -> None:
     book.close("a")
     book.close("b")
     book.close("b")
-    assert (len(book), book.prompt_tokens) == (0, 0)
+    assert (len(book), book.num_tokens) == (0, 0)
 
 
-def test_prompt_tokens_are_bounded() -> None:
-    book = journal(max_prompt_tokens=5)
+def test_prompt_and_output_tokens_are_bounded() -> None:
+    book = journal(max_tokens=8)
     book.open(request("a"))
-    with pytest.raises(OverloadedError, match="3 prompt tokens; the limit is 5"):
-        book.open(request("b"))
+    book.record("a", 0, (5, 6))
+    assert book.num_tokens == 5
+    with pytest.raises(OverloadedError, match="hold 5 tokens; the limit is 8"):
+        book.record("a", 0, (7, 8, 9, 10))
+    book.open(request("b"))
+    with pytest.raises(OverloadedError, match="hold 8 tokens; the limit is 8"):
+        book.record("b", 0, (7,))
+    book.close("a")
+    assert book.num_tokens == 3
+    book.record("b", 0, (7,))
+    book.close("b")
+    assert book.num_tokens == 0

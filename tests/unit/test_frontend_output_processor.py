@@ -192,3 +192,44 @@ def test_closing_leaves_nothing_behind(smollm2_text: Any) -> None:
     run.processor.close("r")
     assert len(run.processor) == 0
     assert len(run.processor.journal) == 0
+
+
+def test_an_output_without_text_costs_its_own_request(smollm2_text: Any) -> None:
+    processor = OutputProcessor(smollm2_text[1], new_seed=lambda: 1)
+    for name in "abc":
+        processor.open(Request(request_id=name, prompt_token_ids=(1,), sampling=SamplingParams()))
+
+    def output(name: str, position: int, token: int, **more: Any) -> BranchOutput:
+        return BranchOutput(
+            request_id=name, branch=0, epoch=0, position=position, token_ids=(token,), **more
+        )
+
+    result = processor.process(
+        [
+            output("a", 0, 50),
+            output("b", 0, 10**6, finish_reason=FinishReason.LENGTH),
+            output("b", 1, 51),
+            output("c", 0, 52),
+        ]
+    )
+    assert list(result.failures) == ["b"]
+    assert isinstance(result.failures["b"], EngineError)
+    by_name = {output.request_id: output.branches[0] for output in result.outputs}
+    assert by_name["a"].token_ids == (50,)
+    assert by_name["c"].token_ids == (52,)
+    assert by_name["b"].finish_reason is FinishReason.ERROR
+
+
+def test_a_full_journal_costs_the_request_that_does_not_fit(smollm2_text: Any) -> None:
+    processor = OutputProcessor(smollm2_text[1], new_seed=lambda: 1)
+    processor.journal.max_tokens = 4
+    for name in "ab":
+        processor.open(Request(request_id=name, prompt_token_ids=(1,), sampling=SamplingParams()))
+    outputs = [
+        BranchOutput(request_id=name, branch=0, epoch=0, position=0, token_ids=tokens)
+        for name, tokens in (("a", (50, 51, 52)), ("b", (50, 51)))
+    ]
+    result = processor.process(outputs)
+    assert isinstance(result.failures["a"], OverloadedError)
+    assert [output.request_id for output in result.outputs] == ["a", "b"]
+    assert processor.journal.num_tokens == 4

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.kv import KVCacheManager, SequenceKV, check_kv, check_writes, take_ledger
+from octavo.core import BlockCopy
+from octavo.kv import (
+    KVCacheManager,
+    SequenceKV,
+    check_copies,
+    check_kv,
+    check_writes,
+    take_ledger,
+)
 from octavo.kv.block_pool import OwnerKind
 from octavo.testing import make_info
 
@@ -119,7 +127,7 @@ def test_partial_hit_copies_and_leaves_the_cached_block_alone() -> None:
     kv.commit(second, [0, 1, 2, 3, 4, 5, 77], 1)
     kv.end_step()
     assert kv.pools[0].refs[cached] == 0
-    assert kv.pools[0].is_indexed(cached)
+    assert kv.pools[0].indexed_marks()[cached]
     assert kv.num_partial_hits == 1
 
 
@@ -319,6 +327,21 @@ def damage_parent(kv, seq):
     seq.node.parent.blocks[0] = -1
 
 
+def damage_attached(kv, seq):
+    seq.node.attached = False
+
+
+def damage_upward(kv, seq):
+    seq.node.parent = None
+
+
+def damage_middle(kv, seq):
+    """A gap in the middle, beside a node that is in order."""
+    other = kv.new_sequence(ROOT)
+    extend(kv, other, [9, 9, 9, 9])
+    kv.forget(0, seq.tables[0].blocks[0])
+
+
 def damage_marks(kv, seq):
     kv.pools[0].mark_indexed(seq.tables[0].blocks[-1])
 
@@ -343,6 +366,9 @@ def damage_promise(kv, seq):
         (damage_node, "I5"),
         (damage_trie, "I5"),
         (damage_parent, "I5"),
+        (damage_attached, "I5"),
+        (damage_upward, "I5"),
+        (damage_middle, "I5"),
         (damage_marks, "I5"),
         (damage_totals, "I6"),
         (damage_promise, "I6"),
@@ -372,7 +398,7 @@ def test_table_updates_say_only_what_changed() -> None:
     update = table.take_update(0, 4)
     assert update is not None
     assert (update.keep, update.blocks) == (0, tuple(table.blocks))
-    assert table.take_update(0, 4) is None
+    assert table.num_synced == len(table.blocks)
     child = kv.fork(seq)
     extend(kv, seq, [6])
     update = table.take_update(0, 4)
@@ -414,3 +440,143 @@ def test_only_as_many_promises_are_shed_as_needed() -> None:
     extend(kv, grower, [0] * 12)
     assert (old.promised, young.promised) == ([3], [0])
     assert kv.promises.num_shed == 1
+
+
+def test_a_write_below_a_leased_fill_is_named() -> None:
+    """A reader may read what was computed when its lease began; appending behind it is allowed."""
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, list(range(6)))
+    lease = kv.lease(seq)
+    extend(kv, seq, [6])
+    seq.num_computed = 5
+    assert check_writes(kv, seq) == ["I3: group 0: a step would write a slot under a read lease"]
+    kv.end_lease(lease)
+    kv.end_lease(lease)
+    assert check_writes(kv, seq) == []
+    assert kv.lease_fills == [{}]
+
+
+def test_a_write_to_a_block_that_the_step_reads_is_named() -> None:
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, [0, 1, 2])
+    block = seq.tables[0].blocks[0]
+    kv.lease_for_step(0, block, 2)
+    assert check_writes(kv, seq) == []
+    kv.lease_for_step(0, block, 4)
+    kv.lease_for_step(0, block, 1)
+    assert check_writes(kv, seq)[0].startswith("I3")
+    copy = BlockCopy(src=15, dst=block, num_tokens=1)
+    assert check_copies(kv, [copy])[0].startswith("I3: group 0: a copy")
+    kv.end_step()
+    assert check_copies(kv, [copy]) == []
+
+
+def leak_block(kv, seq):
+    """Nobody knows it any more."""
+    kv.pools[0]._free.pop()
+
+
+def free_twice(kv, seq):
+    kv.pools[0]._free.append(kv.pools[0]._free[0])
+
+
+def free_held(kv, seq):
+    kv.pools[0]._free.append(seq.tables[0].blocks[0])
+
+
+def hide_in_owner(kv, seq):
+    """An owner token holds a block that no table shows."""
+    kv.pools[0].allocate(seq.tables[0].owner, 1)
+
+
+def hide_from_table(kv, seq):
+    seq.tables[0].blocks.pop()
+
+
+def hoard(kv, seq):
+    """A table holds a block that none of its positions needs."""
+    seq.tables[0].blocks += kv.pools[0].allocate(seq.tables[0].owner, 1)
+
+
+def lose_computed(kv, seq):
+    seq.num_computed -= 5
+    seq.num_reserved -= 5
+
+
+def overpromise(kv, seq):
+    seq.promised[0] += 100
+
+
+def shrink_draining(kv, seq):
+    lease = kv.lease(seq)
+    kv.release(seq)
+    kv.pools[0].release(lease[0], [])
+    del kv.pools[0]._owners[lease[0]]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [leak_block, free_twice, free_held, hide_in_owner, hide_from_table, hoard, lose_computed,
+     overpromise, shrink_draining],
+)  # fmt: skip
+def test_a_miscounted_term_breaks_the_ledger(damage) -> None:
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, list(range(10)))
+    assert check_kv(kv) == []
+    damage(kv, seq)
+    assert any(sentence.startswith("I10") for sentence in check_kv(kv))
+
+
+def test_a_wrong_promise_is_named() -> None:
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    kv.promise(seq, 12, branches=1, fork_at=0)
+    seq.promised[0] -= 1
+    kv.promises.totals[0] -= 1
+    assert any("not what it may still take" in sentence for sentence in check_kv(kv))
+
+
+def test_promises_past_the_free_blocks_rest_on_cached_ones() -> None:
+    kv = manager(num_blocks=4)
+    gone, seq = kv.new_sequence(ROOT), kv.new_sequence(ROOT)
+    extend(kv, gone, list(range(12)))
+    kv.release(gone)
+    kv.promise(seq, 12, branches=1, fork_at=0)
+    ledger = take_ledger(kv)
+    assert (ledger.promised, ledger.free, ledger.cached_cold) == (3 * 32, 0, 32)
+    assert ledger.accounted == ledger.pool
+    assert check_kv(kv) == []
+
+
+def test_distrust_forgets_what_begins_alike_in_every_group() -> None:
+    kv = manager(windows=(None, 5))
+    seq, other = kv.new_sequence(ROOT), kv.new_sequence(ROOT)
+    extend(kv, seq, list(range(12)))
+    extend(kv, other, [7] * 4)
+    kv.forget(1, seq.tables[1].blocks[-1])
+    kv.distrust(ROOT, [0, 99])
+    assert [len(kv.index.blocks(group)) for group in (0, 1)] == [1, 1]
+    assert kv.lookup(ROOT, list(range(12))) is None
+    assert check_kv(kv) == []
+    extend(kv, seq, list(range(12, 20)))
+    assert not seq.publishing
+    kv.distrust(b"no such key", [0])
+
+
+def test_a_refused_step_does_not_make_a_shared_tail_writable() -> None:
+    """The parent would have written in place behind its child's copy, which was never made."""
+    kv = manager()
+    parent = kv.new_sequence(ROOT)
+    extend(kv, parent, list(range(6)))
+    child = kv.fork(parent)
+    step = kv.begin()
+    assert step.grow(child, 1)
+    assert step.grow(parent, 1)
+    real, kv.pools[0].allocate = kv.pools[0].allocate, lambda owner, count: None
+    assert step.seal() is None
+    kv.pools[0].allocate = real
+    assert len(extend(kv, parent, [6]) or []) == 1
+    assert extend(kv, child, [6]) == []

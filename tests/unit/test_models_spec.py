@@ -165,6 +165,14 @@ def test_gguf_ropes():
         ({"llama.rope.scaling.type": "yarn"}, "rope scaling 'yarn'"),
         ({"llama.expert_count": 8}, "expert_count"),
         ({"llama.attention.sliding_window": 512}, "sliding_window"),
+        ({"llama.attention.clamp_kqv": 8.0}, "clamp_kqv' is 8.0; only 0.0"),
+        ({"llama.attention.causal": False}, "causal' is False; only True"),
+        ({"llama.rope.scaling.attn_factor": 1.2}, "attn_factor' is 1.2"),
+        ({"llama.rope.scaling.factor": 4.0}, "rope.scaling.factor' has no rope.scaling.type"),
+        ({"llama.use_parallel_residual": True}, "use_parallel_residual' is True"),
+        ({"llama.attention.temperature_length": 0}, "temperature_length' is not supported"),
+        ({"llama.tensor_data_layout": "reference"}, "only 'Meta AI original pth'"),
+        ({"llama.swin_norm": False}, "swin_norm' is not supported"),
         ({"llama.vocab_size": 96}, "token_embd.weight"),
         ({"llama.block_count": 3}, "blk.2.attn_norm.weight' is missing"),
         ({"llama.block_count": 1}, "'blk.1.+' has no place"),
@@ -186,6 +194,21 @@ def test_gguf_headers_are_refused_by_name(changes, match):
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping' is 30.0; only 0.0"),
+        ({"residual_multiplier": 0.22}, "residual_multiplier' is 0.22"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"layer_types": "full_attention"}, "layer_types' is not a list"),
+        ({"num_experts": 0}, "'num_experts' is not supported"),
+        ({"rope_interleaved": True}, "rope_interleaved' is True"),
+        ({"qk_layernorm": False}, "qk_layernorm"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0, "attention_factor": 1.1}},
+            "rope_scaling key 'attention_factor' is not supported",
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"x": 1}},
+            "both keys",
+        ),
         ({"tie_word_embeddings": False}, "output.weight"),
         ({"attention_bias": True}, "attn_q.bias' is missing"),
         ({"model_type": "qwen2"}, "attn_q.bias' is missing"),
@@ -209,6 +232,32 @@ def test_gguf_headers_are_refused_by_name(changes, match):
 def test_hf_configs_are_refused_by_name(changes, match):
     with pytest.raises(ModelFileError, match=match):
         model_spec(hf(changes))
+
+
+PUBLISHED = {
+    "_name_or_path": "x", "architectures": ["LlamaForCausalLM"], "attention_bias": False,
+    "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": [2, 3], "head_dim": None,
+    "initializer_range": 0.02, "is_llama_config": True, "layer_types": ["full_attention"] * 2,
+    "max_window_layers": 28, "mlp_bias": False, "pad_token_id": 2, "pretraining_tp": 1,
+    "rope_interleaved": False, "rope_scaling": None, "rope_theta": 10000.0,
+    "sliding_window": 4096, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    "transformers.js_config": {"dtype": "q4"}, "transformers_version": "4.47.1",
+    "use_cache": True, "use_sliding_window": False,
+}  # fmt: skip
+
+
+def test_what_published_configs_hold_besides_is_known():
+    plain = model_spec(hf({"tie_word_embeddings": True}))
+    assert model_spec(hf(PUBLISHED)) == plain
+
+
+def test_gguf_keys_at_their_neutral_value_change_nothing():
+    plain = model_spec(gguf())
+    changes = {"llama.attention.causal": True, "llama.expert_count": 0, "llama.vocab_size": 97,
+               "llama.rope.dimension_count": 16, "llama.rope.scaling.attn_factor": 1.0,
+               "llama.tensor_data_layout": "Meta AI original pth",
+               "general.name": "x", "tokenizer.ggml.model": "gpt2"}  # fmt: skip
+    assert model_spec(gguf(changes)) == plain
 
 
 @pytest.mark.parametrize("factors", [[2.0] * 7, [0.0] * 8, [float("nan")] * 8])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from octavo.config import SchedulerConfig
-from octavo.core import SamplingParams
+from octavo.core import SamplingParams, Submit
 from octavo.errors import ConfigError
 from octavo.kv import KVCacheManager
 from octavo.scheduler import RequestState, Scheduler, Sequence, WaitingQueue, admission_policy
@@ -26,7 +26,7 @@ def sequence(number: int, prompt: list[int], n: int = 1, priority: int = 0) -> S
         make_request(f"r{number}", prompt, sampling=SamplingParams(n=n, max_tokens=9)),
         priority=priority,
     )
-    state = RequestState(request, epoch=0, order=number, max_output=9, digest=b"")
+    state = RequestState(Submit(request=request), order=number, max_output=9, digest=b"")
     return Sequence(state, 0, list(prompt), num_spare=n - 1)
 
 
@@ -55,17 +55,17 @@ def test_decodes_come_before_chunks_and_the_budget_bounds_all() -> None:
     step = run(sched)
     assert [(seq, count) for seq, count in step.rows] == [(long, 6)]
     sched.add(short)
-    sched.config = replace(sched.config, max_num_batched_tokens=16)
+    sched.token_budget = 16
     step = run(sched)
     assert step.rows == [(long, 14), (short, 2)]
     extra = sequence(3, list(range(30, 50)))
     sched.add(extra)
-    sched.config = replace(sched.config, max_num_batched_tokens=5)
+    sched.token_budget = 5
     step = run(sched)
     assert step.rows == [(long, 1), (short, 1), (extra, 3)]
     step = run(sched)
     assert step.rows == [(long, 1), (short, 1), (extra, 3)]
-    sched.config = replace(sched.config, max_num_batched_tokens=1)
+    sched.token_budget = 1
     assert run(sched).rows == [(long, 1)]
 
 
@@ -250,3 +250,69 @@ def test_plans_are_deterministic() -> None:
         return out
 
     assert plans() == plans()
+
+
+def refused_head() -> tuple[Scheduler, Sequence, Sequence]:
+    """One runs, and the head of the queue was refused: it needs 6 blocks, 5 are left."""
+    sched = scheduler(num_blocks=8, block_size=4, policy="estimate", max_num_batched_tokens=16)
+    first, head = sequence(1, list(range(4))), sequence(2, [50] * 16)
+    sched.add(first)
+    sched.add(head)
+    run(sched)
+    assert list(sched.waiting) == [head]
+    assert sched.num_refusals == 1
+    return sched, first, head
+
+
+def test_a_refused_head_is_not_looked_up_again_for_nothing() -> None:
+    sched, _, head = refused_head()
+    lookup = sched._kv.lookup
+    sched._kv.lookup = None
+    run(sched)
+    assert list(sched.waiting) == [head]
+    sched._kv.lookup = lookup
+
+
+def test_a_refused_head_is_tried_again_when_it_needs_less() -> None:
+    sched, _, head = refused_head()
+    for _ in range(100):
+        sched.policy.observe(1)
+    assert head in [seq for seq, _ in run(sched).rows]
+
+
+def test_a_refused_head_is_tried_again_when_there_is_more() -> None:
+    sched, first, head = refused_head()
+    sched._kv.promise(first.kv, 0, branches=1, fork_at=0)
+    assert head in [seq for seq, _ in run(sched).rows]
+
+
+def test_another_head_is_tried() -> None:
+    sched, _, head = refused_head()
+    urgent = sequence(3, [60], priority=-1)
+    sched.waiting.add(urgent)
+    assert [seq for seq, _ in run(sched).rows][-1] is urgent
+    assert list(sched.waiting) == [head]
+
+
+def test_whoever_ends_or_arrives_voids_the_refusal() -> None:
+    """So nothing keeps a finished sequence and its tokens."""
+    sched, first, head = refused_head()
+    sched.finish(head)
+    assert sched.num_refusals == 0
+    sched, first, head = refused_head()
+    sched.preempt(first)
+    assert sched.num_refusals == 0
+
+
+def test_the_token_budget_can_be_set_within_its_limit() -> None:
+    driver = EngineDriver(scheduler=SchedulerConfig(max_num_batched_tokens=8))
+    driver.core.set_token_budget(3)
+    driver.submit(make_request("a", list(range(20))))
+    driver.step()
+    assert driver.counters["computed_tokens"] == 3
+    driver.core.set_token_budget(99)
+    driver.step()
+    assert driver.counters["computed_tokens"] == 11
+    driver.core.set_token_budget(0)
+    driver.run()
+    driver.verify()

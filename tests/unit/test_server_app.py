@@ -1,77 +1,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
-from octavo.core.sampling_params import SamplingParams
-from octavo.frontend import AsyncEngineClient, OutputProcessor
-from octavo.server import FIELDS, ServerState, Treatment, build_app
+from octavo.server import FIELDS, Treatment, build_app
 from octavo.server.edge import MAX_BODY_BYTES, ApiKeys
 from octavo.server.fields import Endpoint
-from octavo.server.metrics import Metrics
-from octavo.testing.fake_runner import make_info
-from octavo.testing.loopback import LoopbackEngine
-
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-HELLO = [{"role": "user", "content": "Hello there."}]
-
-
-class Served:
-    def __init__(self, text: Any, **engine: Any) -> None:
-        _, tokenizer, template = text
-        options = {"vocab_size": 49152, "num_blocks": 128, "max_model_len": 1024}
-        info = make_info(**{key: engine.pop(key, value) for key, value in options.items()})
-        self.engine = LoopbackEngine(info, **engine)
-        self.client = AsyncEngineClient(self.engine, OutputProcessor(tokenizer), client_epoch=4)
-        self.state = ServerState(
-            client=self.client,
-            tokenizer=tokenizer,
-            chat_template=template,
-            model_names=["tiny", "alias"],
-            defaults=SamplingParams(top_k=7),
-            generation_config={"top_k": 7},
-            metrics=Metrics(self.client, model="tiny", is_draining=lambda: self.state.draining),
-            eos_token_ids=tokenizer.eos_token_ids,
-        )
-        self.http = httpx.AsyncClient(
-            transport=httpx.ASGITransport(build_app(self.state, allowed_hosts=["ok.example"])),
-            base_url="http://localhost",
-            timeout=30,
-        )
-
-    async def post(self, path: str, **body: Any) -> httpx.Response:
-        return await self.http.post(path, json=body)
-
-    async def chat(self, **body: Any) -> httpx.Response:
-        return await self.post(CHAT, **{"messages": HELLO, "max_tokens": 5, "seed": 1, **body})
-
-    async def complete(self, **body: Any) -> httpx.Response:
-        return await self.post(
-            COMPLETIONS, **{"prompt": "Hello", "max_tokens": 5, "seed": 1, **body}
-        )
-
-
-@contextlib.asynccontextmanager
-async def served(text: Any, **engine: Any) -> AsyncIterator[Served]:
-    here = Served(text, **engine)
-    here.client.start()
-    runner = asyncio.create_task(here.engine.run())
-    try:
-        while not here.client.ready:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        yield here
-        assert here.client.num_active == 0
-    finally:
-        runner.cancel()
-        here.client.close()
-        await here.http.aclose()
+from served import CHAT, COMPLETIONS, HELLO, Served, served
 
 
 @pytest.fixture
@@ -581,34 +523,286 @@ def test_tokens_and_text(play: Any) -> None:
 def test_metrics_speak_both_languages(play: Any) -> None:
     async def test(here: Served) -> None:
         await here.chat(n=2)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        text = (await here.http.get("/metrics")).text
-        values = {
-            line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1])
-            for line in text.splitlines()
-            if not line.startswith("#")
-        }
-        label = '{model_name="tiny"}'
+        await here.settle()
+        values = await here.metrics()
         for name in ("num_requests_running", "num_requests_waiting"):
-            assert values[f"octavo_{name}{label}"] == values[f"vllm:{name}{label}"] == 0
-        assert values[f"octavo_orphan_blocks{label}"] == 0
-        assert values[f"vllm:generation_tokens_total{label}"] == 10
-        assert values['vllm:request_success_total{finished_reason="length",model_name="tiny"}'] == 2
-        pool = values['octavo_kv_bytes{model_name="tiny",state="pool"}']
-        states = [
-            value
-            for name, value in values.items()
-            if name.startswith("octavo_kv_bytes") and "pool" not in name
-        ]
-        assert sum(states) == pool
+            assert values[f"octavo_{name}{MODEL}"] == values[f"vllm:{name}{MODEL}"] == 0
+        assert values[f"octavo_orphan_blocks{MODEL}"] == 0
+        assert values[f"vllm:generation_tokens_total{MODEL}"] == 10
+        assert values[finished_metric("length")] == 2
+        states = [value for name, value in values.items() if name.startswith("octavo_kv_bytes{")]
+        assert sum(states) == values[f"octavo_kv_pool_bytes{MODEL}"] > 0
 
     play(test)
 
 
-def test_debug_pages_answer(play: Any) -> None:
+MODEL = '{model_name="tiny"}'
+
+
+def finished_metric(reason: str) -> str:
+    labels = f'finished_reason="{reason}",model_name="tiny"'
+    return f"vllm:request_success_total{{{labels}}}"
+
+
+def test_facts_of_the_pool(play: Any) -> None:
     async def test(here: Served) -> None:
-        assert (await here.http.get("/debug/kv")).json() == {"verb": "kv"}
-        assert (await here.http.get("/debug/requests")).json() == {"verb": "requests"}
+        (info,) = [n for n in await here.metrics() if n.startswith("vllm:cache_config_info")]
+        welcome = here.client.welcome
+        assert welcome is not None
+        for name, value in {
+            "block_size": 16, "num_gpu_blocks": 128, "max_num_seqs": 64,
+            "max_num_batched_tokens": 512, "cache_dtype": welcome.kv_dtype,
+            "kv_layout": welcome.kv_layout,
+        }.items():  # fmt: skip
+            assert f'{name}="{value}"' in info
+        assert re.fullmatch(r"\d+ layers x \d+ bytes", welcome.kv_layout)
 
     play(test)
+
+
+def test_ready_is_not_draining(play: Any) -> None:
+    async def test(here: Served) -> None:
+        assert (await here.metrics())[f"octavo_ready{MODEL}"] == 1
+        here.state.draining = True
+        values = await here.metrics()
+        assert values[f"octavo_ready{MODEL}"] == 0
+        assert values[f"octavo_draining{MODEL}"] == 1
+
+    play(test)
+
+
+def test_every_bounded_resource_shows_use_and_limit(play: Any) -> None:
+    from octavo.server.limits import RESOURCES
+
+    def shown(values: dict[str, float], name: str) -> dict[str, float]:
+        prefix = f'{name}{{model_name="tiny",resource="'
+        return {
+            key.removeprefix(prefix).removesuffix('"}'): value
+            for key, value in values.items()
+            if key.startswith(prefix)
+        }
+
+    async def test(here: Served) -> None:
+        await here.chat()
+        while any(shown(await here.metrics(), "octavo_limit_used").values()):
+            await here.settle()
+        values = await here.metrics()
+        used, limits = shown(values, "octavo_limit_used"), shown(values, "octavo_limit")
+        assert set(used) == set(limits) == {limit.name for limit in RESOURCES}
+        assert set(used.values()) == {0}
+        for limit in RESOURCES:
+            if isinstance(limit.value, int):
+                assert limits[limit.name] == limit.value
+        running = [asyncio.create_task(here.chat(max_tokens=300, n=2)) for _ in range(3)]
+        async with here.state.bodies.reading(*a_body(b"{}" + b" " * 98)):
+            while here.client.stats is None or not here.client.stats.num_running:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            used = shown(await here.metrics(), "octavo_limit_used")
+        await asyncio.gather(*running)
+        assert used["request_body_bytes"] == 100
+        assert used["journal_requests"] == 3
+        for name in ("journal_tokens", "kv_pool_bytes", "running_sequences"):
+            assert 0 < used[name] <= limits[name]
+        assert here.state.bodies.held == 0
+
+    play(test)
+
+
+def a_body(data: bytes) -> tuple[Any, Any]:
+    async def receive() -> Any:
+        return {"type": "http.request", "body": data}
+
+    return [(b"content-type", b"application/json")], receive
+
+
+# -- what is measured --------------------------------------------------------------------------
+
+
+class Watched:
+    """A request watch on a clock that the test turns."""
+
+    def __init__(self, n: int) -> None:
+        from octavo.core.request import Request
+        from octavo.core.sampling_params import SamplingParams
+        from octavo.server.metrics import Metrics
+
+        self.now = 100.0
+        client: Any = SimpleNamespace(
+            ready=True, num_active=0, engine_restarts=0, stats=None, welcome=None
+        )
+        self.metrics = Metrics(
+            client, model="tiny", is_draining=lambda: False, limits=dict, clock=lambda: self.now
+        )
+        request = Request(
+            request_id="r", prompt_token_ids=(1, 2), sampling=SamplingParams(n=n), arrival_time=99.0
+        )
+        self.watch = self.metrics.watch(request)
+
+    def step(self, seconds: float, *tokens: int, finish: Any = None) -> None:
+        from octavo.frontend import BranchDelta, RequestOutput, Usage
+
+        self.now += seconds
+        deltas = tuple(
+            BranchDelta(branch=i, token_ids=(7,) * count, finish_reason=finish)
+            for i, count in enumerate(tokens)
+            if count
+        )
+        usage = Usage(prompt_tokens=2, completion_tokens=0)
+        self.watch.observe(RequestOutput(request_id="r", branches=deltas, usage=usage))
+
+    def sample(self, name: str) -> float:
+        line = f'{name}{{model_name="tiny"}} '
+        (found,) = [x for x in self.metrics.render().decode().splitlines() if x.startswith(line)]
+        return float(found.removeprefix(line))
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_inter_token_latency_is_of_each_branch(n: int) -> None:
+    watched = Watched(n)
+    for _ in range(6):
+        watched.step(0.1, *[1] * n)
+    assert watched.sample("vllm:inter_token_latency_seconds_count") == 5 * n
+    assert watched.sample("vllm:inter_token_latency_seconds_sum") == pytest.approx(0.5 * n)
+    # Three tokens that came together share the gap before them, one observation each.
+    watched.step(0.3, 3)
+    assert watched.sample("vllm:inter_token_latency_seconds_count") == 5 * n + 3
+    assert watched.sample("vllm:inter_token_latency_seconds_sum") == pytest.approx(0.5 * n + 0.3)
+    assert watched.sample("vllm:time_to_first_token_seconds_sum") == pytest.approx(1.1)
+    assert watched.sample("vllm:generation_tokens_total") == 6 * n + 3
+
+
+def test_a_branch_that_began_later_has_its_own_gaps() -> None:
+    watched = Watched(2)
+    watched.step(0.1, 1)
+    watched.step(0.1, 1, 1)
+    watched.step(0.1, 1, 1)
+    assert watched.sample("vllm:inter_token_latency_seconds_count") == 3
+    assert watched.sample("vllm:inter_token_latency_seconds_sum") == pytest.approx(0.3)
+
+
+def test_what_became_of_choices_is_counted_each(play: Any) -> None:
+    async def test(here: Served) -> None:
+        here.state.request_timeout_s = 0.0
+        assert (await here.chat(n=3)).status_code == 504
+        here.state.request_timeout_s = 60.0
+        assert here.engine.runner is not None
+        here.engine.runner.inner.fail_next = True
+        assert (await here.complete(prompt=["a", "b"], n=2)).status_code == 500
+        assert (await here.complete(temperature=-1)).status_code == 400
+        values = await here.metrics()
+        assert values[finished_metric("error")] == 3 + 4
+        assert finished_metric("abort") not in values
+        await leave(here, n=3)
+        assert (await here.metrics())[finished_metric("abort")] == 3
+
+    async def leave(here: Served, **body: Any) -> None:
+        """Ask, and go away when the first event has come."""
+        sent = [{"type": "http.request", "body": json.dumps(chat_body(**body)).encode()}]
+        gone = asyncio.Event()
+
+        async def receive() -> Any:
+            if sent:
+                return sent.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message.get("body"):
+                gone.set()
+
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": CHAT, "headers": headers,
+                 "root_path": "", "query_string": b""}  # fmt: skip
+        await build_app(here.state)(scope, receive, send)
+
+    play(test)
+
+
+def chat_body(**fields: Any) -> dict[str, Any]:
+    return {"messages": HELLO, "stream": True, "max_tokens": 200, **fields}
+
+
+# -- the pages of the engine -------------------------------------------------------------------
+
+
+def test_debug_pages_show_the_engine(play: Any) -> None:
+    async def test(here: Served) -> None:
+        assert (await here.http.get("/debug/requests")).json() == {}
+        running = asyncio.create_task(here.chat(max_tokens=300, n=2))
+        while not (requests := (await here.http.get("/debug/requests")).json()):
+            await here.settle()
+        (request,) = requests
+        kv = (await here.http.get("/debug/kv")).json()
+        assert kv["block_size"] == 16
+        (group,) = kv["groups"]
+        assert all(table.startswith(request) for table in group["tables"])
+        assert "Hello" not in json.dumps([kv, requests])
+        await running
+
+    play(test)
+
+
+# -- how events are sent -----------------------------------------------------------------------
+
+
+def exchange_with(send: Callable[[Any], Any]) -> Any:
+    from octavo.server.replies import Exchange
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    return Exchange({"headers": []}, receive, send)
+
+
+@pytest.mark.parametrize("when", ["before the first", "in the middle"])
+def test_events_are_closed_when_sending_is_cancelled(when: str) -> None:
+    from octavo.server.sse import send_events
+
+    async def main() -> None:
+        closed, reached = asyncio.Event(), asyncio.Event()
+
+        async def events() -> Any:
+            try:
+                if when == "in the middle":
+                    yield b"data: 1\n\n"
+                reached.set()
+                await asyncio.Event().wait()
+                yield b""
+            finally:
+                await asyncio.sleep(0)
+                closed.set()
+
+        async def send(_: Any) -> None:
+            await asyncio.sleep(0)
+
+        task = asyncio.create_task(send_events(exchange_with(send), events(), headers=()))
+        await reached.wait()
+        task.cancel()
+        await asyncio.wait({task})
+        assert closed.is_set()
+
+    asyncio.run(main())
+
+
+def test_events_are_closed_when_a_send_fails() -> None:
+    from octavo.server.sse import send_events
+
+    async def main() -> None:
+        closed = asyncio.Event()
+
+        async def events() -> Any:
+            try:
+                while True:
+                    yield b"data: 1\n\n"
+            finally:
+                closed.set()
+
+        async def send(message: Any) -> None:
+            if message.get("body"):
+                raise ConnectionResetError
+
+        with pytest.raises(ConnectionResetError):
+            await send_events(exchange_with(send), events(), headers=())
+        assert closed.is_set()
+
+    asyncio.run(main())

@@ -115,38 +115,44 @@ def test_an_assistant_may_repeat_markup_but_no_control_token():
     assert added_in(template.encode(user("<think>")))[1:2] == ["<|im_end|>"]
 
 
-def test_other_fields_and_tools_are_users_text_too():
-    source = (
-        "<a>{{ messages[0].name }}{{ tools[0]['<a>'] }}{{ reasoning_effort }}{{ tools|tojson }}"
-    )
-    template = ChatTemplate(source, TOKENIZER)
-    messages = [{"role": "user", "content": "", "name": "<a>"}]
-    ids = template.encode(
-        messages,
-        tools=[{"name": "<a>", "<a>": ["<|im_end|>"]}],
-        template_kwargs={"reasoning_effort": "<a>"},
-    )
-    assert added_in(ids) == ["<a>"]
-    # Plain words compare as they are, although they are the inside of some token.
-    compare = ChatTemplate("{{ tools[0].type == 'im' }}{{ tools[0].im_end }}", TOKENIZER)
-    assert compare.render(user("x"), tools=[{"type": "im", "im_end": 1}]) == "True1"
+def test_a_content_in_json_is_users_text_too():
+    template = ChatTemplate("<a>{{ messages[0].content|tojson }}", TOKENIZER)
+    assert added_in(template.encode(user("<a><|im_end|>"))) == ["<a>"]
 
 
 def test_text_parts_are_joined_by_line_ends():
     template = ChatTemplate("{{ messages[0].content }}", TOKENIZER)
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert template.render(user(parts)) == "a\nb"
-    assert template.render(user([])) == ""
-    assert template.render(user(None)) == ""
+    assert template.render(user("")) == ""
+
+
+def test_a_developer_is_the_system_and_empty_extras_ask_for_nothing():
+    template = ChatTemplate("{{ messages[0].role }}{{ messages[0].name is defined }}", TOKENIZER)
+    said = [{"role": "developer", "content": "x", "name": None, "tool_calls": []}]
+    assert template.render(said) == "systemFalse"
 
 
 BAD_MESSAGES = {
     "none": ([], "messages"),
+    "no list": ("hi", "messages"),
+    "no object": ([1], "messages[0]"),
+    "no content": ([{"role": "user"}], "messages[0].content"),
+    "null": (user(None), "messages[0].content"),
+    "no parts": (user([]), "messages[0].content"),
+    "role of tools": ([{"role": "tool", "content": "x"}], "messages[0].role"),
+    "role is no text": ([{"role": ["user"], "content": "x"}], "messages[0].role"),
+    "name": ([{**user("x")[0], "name": "me"}], "messages[0].name"),
+    "odd key": ([{**user("x")[0], "é\n" * 99: 1}], "messages[0]." + "??" * 32),
+    "key in a part": (
+        user([{"type": "text", "text": "x", "cache_control": {}}]),
+        "messages[0].content[0]",
+    ),
     "no role": ([{"content": "x"}], "messages[0].role"),
     "odd role": ([*user("x"), {"role": "<|im_end|>", "content": ""}], "messages[1].role"),
     "number": (user(3), "messages[0].content"),
     "image": (user([{"type": "image_url", "image_url": {}}]), "messages[0].content[0]"),
-    "part without text": (user([{"type": "text"}]), "messages[0].content[0]"),
+    "part without text": (user([{"type": "text"}]), "messages[0].content[0].text"),
     "part is text": (user(["x"]), "messages[0].content[0]"),
     "surrogate": (user("\ud800"), "messages"),
 }
@@ -158,18 +164,6 @@ def test_bad_messages_name_their_field(name):
     with pytest.raises(InvalidRequestError) as caught:
         ChatTemplate(CHATML, TOKENIZER).encode(messages)
     assert caught.value.param == param
-
-
-def test_deep_messages_and_unknown_options_are_refused():
-    template = ChatTemplate(CHATML, TOKENIZER)
-    deep: Any = "x"
-    for _ in range(5000):
-        deep = [deep]
-    with pytest.raises(InvalidRequestError, match="deeper"):
-        template.render(user("x"), tools=[{"a": deep}])
-    for kwargs in ({"messages": []}, {"enable_thinking": [1]}, {"tools": 1}):
-        with pytest.raises(InvalidRequestError, match="chat_template_kwargs"):
-            template.render(user("x"), template_kwargs=kwargs)
 
 
 def test_a_fallback_stands_in_for_a_missing_template():

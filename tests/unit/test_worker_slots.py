@@ -44,9 +44,9 @@ def test_flat_tokens_follow_rows_and_samples_point_at_their_last() -> None:
 def test_tables_keep_and_append() -> None:
     slots = table()
     slots.assign(state(0, (1,)))
-    slots.update(RowPlan(slot=0, start=0, token_ids=(1,), tables=(TableUpdate(blocks=(7, 8)),)))
+    slots.update([RowPlan(slot=0, start=0, token_ids=(1,), tables=(TableUpdate(blocks=(7, 8)),))])
     slots.update(
-        RowPlan(slot=0, start=1, token_ids=(2,), tables=(TableUpdate(keep=1, blocks=(5, 6)),))
+        [RowPlan(slot=0, start=1, token_ids=(2,), tables=(TableUpdate(keep=1, blocks=(5, 6)),))]
     )
     assert slots.block_tables[0][0, :3].tolist() == [7, 5, 6]
 
@@ -54,10 +54,10 @@ def test_tables_keep_and_append() -> None:
 def test_history_ignores_recomputed_tokens_and_grows() -> None:
     slots = table()
     slots.assign(state(2, (4, 5, 6), repetition_penalty=1.5))
-    slots.update(RowPlan(slot=2, start=0, token_ids=(4, 5, 6)))
-    slots.update(RowPlan(slot=2, start=2, token_ids=(6, 7)))
+    slots.update([RowPlan(slot=2, start=0, token_ids=(4, 5, 6))])
+    slots.update([RowPlan(slot=2, start=2, token_ids=(6, 7))])
     for position in range(4, 1000):
-        slots.update(RowPlan(slot=2, start=position, token_ids=(position,)))
+        slots.update([RowPlan(slot=2, start=position, token_ids=(position,))])
     held = slots.history(2)
     assert held is not None
     assert held.tolist() == [4, 5, 6, 7, *range(4, 1000)]

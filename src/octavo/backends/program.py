@@ -277,6 +277,7 @@ class Backend(Protocol):
         program: Program,
         tensors: Mapping[str, LogicalTensor],
         layout: CacheLayout,
+        *,
         options: BackendOptions,
     ) -> Executor:
         """Pack the weights, allocate the pool."""

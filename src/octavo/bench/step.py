@@ -31,8 +31,10 @@ from octavo.bench.drive import bench_config, make_request, random_prompts
 from octavo.bench.figures import percentile
 from octavo.bench.machine import machine_state
 from octavo.bench.report import ABSENT, Report, engine_facts, memory_observed
+from octavo.cluster.engine_host import EngineHost
 from octavo.cluster.engine_loop import EngineLoop
-from octavo.cluster.messages import Hello, Lease, Stats, SubmitMessage, Welcome
+from octavo.cluster.engine_process import welcome_of
+from octavo.cluster.messages import Hello, Lease, SubmitMessage
 from octavo.cluster.transport import RouterTransport
 from octavo.cluster.wire import encode
 from octavo.config import EngineConfig
@@ -249,36 +251,13 @@ def _sockets() -> Iterator[tuple[RouterTransport, zmq.Socket[bytes]]]:
 def _engine_loop(
     engine: EngineCore, info: RunnerInfo, transport: RouterTransport, *, max_num_seqs: int
 ) -> EngineLoop:
-    welcome = Welcome(
-        engine_epoch=engine.epoch,
-        vocab_size=info.vocab_size,
-        max_model_len=info.max_model_len,
-        block_size=info.block_size,
-        num_blocks=info.num_blocks,
-        max_request_tokens=info.num_blocks * info.block_size,
-        kv_pool_bytes=0,
-        max_num_seqs=max_num_seqs,
-        fingerprint=info.fingerprint,
-    )
+    welcome = welcome_of(engine, info, max_num_seqs=max_num_seqs)
     return EngineLoop(
         engine,
         transport,
         welcome,
-        snapshot=lambda: _snapshot(engine),
-        control=lambda verb: {},
+        host=EngineHost(engine, progress=lambda: engine.progress),
         clock=time.monotonic,
-    )
-
-
-def _snapshot(engine: EngineCore) -> Stats:
-    stats = engine.stats()
-    return Stats(
-        engine_epoch=engine.epoch,
-        progress=engine.progress,
-        num_running=stats.num_running,
-        num_waiting=stats.num_waiting,
-        counters=stats.counters,
-        gauges=stats.gauges,
     )
 
 

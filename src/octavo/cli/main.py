@@ -6,6 +6,7 @@ A failure ends with one line on standard error that names the cause and the reme
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Callable, Sequence
 
@@ -22,6 +23,15 @@ from octavo.errors import OctavoError
 Command = Callable[[argparse.Namespace], int]
 
 EXIT_INTERRUPTED = 130
+OUT_OF_MEMORY = "out of memory; lower --kv-memory or --max-model-len, or use a smaller model"
+_REMEDIES = {
+    errno.ENOSPC: "free some space, or set OCTAVO_CACHE_DIR",
+    errno.EACCES: "check who may read and write it",
+    errno.EPERM: "check who may read and write it",
+    errno.EROFS: "set OCTAVO_CACHE_DIR to a folder that can be written",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "close some programs: the system has no file handles left",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,6 +54,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output left, as `head` does; there is nobody to tell.
         sys.stderr.close()
         return 1
+    except MemoryError:
+        print(f"octavo: error: {OUT_OF_MEMORY}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"octavo: error: {_system_text(error)}", file=sys.stderr)
+        return 1
+
+
+def _system_text(error: OSError) -> str:
+    """What the system refused, and what to do about it."""
+    if error.errno == errno.ENOMEM:
+        return OUT_OF_MEMORY
+    where = f" ({error.filename})" if error.filename else ""
+    remedy = _REMEDIES.get(error.errno or 0, "see `octavo doctor` for what this machine offers")
+    return f"{error.strerror or error}{where}; {remedy}"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -72,7 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_model_argument(pull)
     pull.set_defaults(command=_pull)
 
-    listing = commands.add_parser("list", help="show the models that were pulled")
+    listing = commands.add_parser("list", help="show the models that were or can be pulled")
     listing.set_defaults(command=_list)
 
     remove = commands.add_parser("rm", help="delete a pulled model")
@@ -82,6 +107,10 @@ def build_parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure the engine, or any server")
     add_bench_arguments(bench, add_engine_options=_add_model_and_engine)
     bench.set_defaults(command=_bench)
+
+    doctor = commands.add_parser("doctor", help="examine this machine and name the next step")
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+    doctor.set_defaults(command=_doctor)
 
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(command=_version)
@@ -128,6 +157,12 @@ def _bench(arguments: argparse.Namespace) -> int:
     from octavo.cli.options import engine_config
 
     return run(arguments, engine_config)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from octavo.cli.doctor import doctor
+
+    return doctor(as_json=arguments.json)
 
 
 def _version(_arguments: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from octavo.cli.progress import MIB, ProgressLine
-from octavo.weights import PullProgress, list_models, pull, remove_model
+from octavo.weights import CATALOG, PullProgress, list_models, pull, remove_model
 
 
 def fetch(model: str) -> Path:
@@ -41,20 +41,29 @@ def pull_model(model: str) -> int:
 
 
 def print_models() -> int:
-    """One line per pulled model."""
-    models = list_models()
-    if not models:
-        print("no model was pulled; try: octavo pull smollm2")
-        return 0
-    width = max(len(model.name) for model in models)
-    for model in models:
-        size = f"{model.size_bytes / MIB:.0f} MiB"
-        print(f"{model.name:<{width}}  {size:>10}  {model.licence:<12}  {model.path}")
+    """One line per pulled model, then one per alias that could be pulled."""
+    pulled = list_models()
+    have = {model.name for model in pulled}
+    rows = [
+        (model.name, _mib(model.size_bytes), model.licence, str(model.path)) for model in pulled
+    ]
+    rows += [
+        (entry.alias, _mib(entry.size_bytes), entry.licence, f"not pulled: {entry.summary}")
+        for entry in CATALOG.values()
+        if entry.alias not in have
+    ]
+    names, sizes, licences = (max(len(row[i]) for row in rows) for i in range(3))
+    for name, size, licence, where in rows:
+        print(f"{name:<{names}}  {size:>{sizes}}  {licence:<{licences}}  {where}")
     return 0
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / MIB:.0f} MiB"
 
 
 def delete_model(model: str) -> int:
     """Delete a pulled model and say how much that freed."""
     removed = remove_model(model)
-    print(f"{removed.name} is deleted ({removed.size_bytes / MIB:.0f} MiB)")
+    print(f"{removed.name} is deleted ({_mib(removed.size_bytes)})")
     return 0

@@ -5,12 +5,19 @@ from __future__ import annotations
 import argparse
 import re
 
-from octavo.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.config import (
+    POLICIES,
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
 
 DEFAULT_MODEL = "smollm2"
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULT_DRAIN_S = 30.0
+DEFAULT_REQUEST_TIMEOUT_S = 600.0
 
 _MODEL, _CACHE, _SCHEDULER = ModelConfig(), CacheConfig(), SchedulerConfig()
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -40,13 +47,21 @@ def port_number(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A non-negative number."""
+    """A number of 0 or more."""
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0 <= value < 1e6:
         raise argparse.ArgumentTypeError(f"'{text}' must be a number of seconds")
+    return value
+
+
+def positive_seconds(text: str) -> float:
+    """A number over 0."""
+    value = seconds(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"'{text}' must be more than 0 seconds")
     return value
 
 
@@ -86,7 +101,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="tokens computed in one step (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
-        "--policy", choices=("reserve", "estimate", "optimistic"), default=_SCHEDULER.policy,
+        "--policy", choices=POLICIES, default=_SCHEDULER.policy,
         help="how much KV growth is promised at admission (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
@@ -120,6 +135,11 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--allowed-host", action="append", default=[], metavar="HOST",
         help="a further Host name to accept besides localhost and addresses",
+    )  # fmt: skip
+    group.add_argument(
+        "--request-timeout", type=positive_seconds, metavar="SECONDS",
+        default=DEFAULT_REQUEST_TIMEOUT_S,
+        help="when a request that has not ended is dropped (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--drain-timeout", type=seconds, default=DEFAULT_DRAIN_S, metavar="SECONDS",

@@ -10,9 +10,7 @@ from octavo.cli.models import fetch
 from octavo.cli.options import engine_config
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ContextLengthError, InvalidRequestError
-from octavo.frontend.model_defaults import model_defaults
 from octavo.llm import LLM
-from octavo.weights import open_model
 
 Message = dict[str, str]
 
@@ -30,8 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
         num_threads=config.model.num_threads,
         max_model_len=config.model.max_model_len,
     ) as llm:
-        defaults = model_defaults(open_model(path), llm.tokenizer)
-        sampling = _sampling(arguments, defaults.sampling)
+        sampling = _sampling(arguments, llm.default_sampling)
         if prompt is not None:
             _answer(llm, [{"role": "user", "content": prompt}], sampling)
         else:

@@ -52,6 +52,7 @@ def serve(arguments: argparse.Namespace) -> int:
                 "api_keys": api_keys,
                 "allowed_hosts": [*arguments.allowed_host, arguments.host],
                 "drain_s": arguments.drain_timeout,
+                "request_timeout_s": arguments.request_timeout,
             },
         )
         specs = child_specs(runtime_dir, listener.fileno(), drain_s=arguments.drain_timeout)

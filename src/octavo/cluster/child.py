@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -50,18 +51,26 @@ class ChildChannel:
             while os.read(self._death_fd, 64):
                 pass
         shutil.rmtree(self._runtime_dir, ignore_errors=True)
+        # Whatever this process started goes with it; the supervisor made it a group's leader.
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
         os._exit(EXIT_ORPHANED)
 
 
-def run_child(channel: ChildChannel, main: Callable[[], int]) -> int:
-    """Run a child's ``main``; report what stops it as ``fatal``. Returns the exit code."""
+def run_child(channel: ChildChannel, main: Callable[[], int], *, name: str) -> int:
+    """Run a child's ``main``; report what stops it as ``fatal``. Returns the exit code.
+
+    ``name`` begins each line that it logs, at the level that the environment asks for.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
     channel.die_with_supervisor()
     # The supervisor prints the cause last; only the child can know whether it is a user's error.
+    from octavo.environment import log_level
     from octavo.errors import OctavoError
 
     try:
+        logging.basicConfig(level=log_level(), format=f"{name}: %(message)s")
         return main()
     except OctavoError as error:
         channel.report("fatal", error=error.message)

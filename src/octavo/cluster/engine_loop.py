@@ -10,13 +10,17 @@ a few times a second while it owns something; one that falls silent loses its re
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from octavo.cluster.fault_log import FaultLog, Faulty
+from octavo.cluster.heartbeat import Heartbeat
 from octavo.cluster.messages import (
     PROTOCOL_VERSION,
     AbortMessage,
+    Beat,
     Control,
     ControlReply,
     EngineMessage,
@@ -39,11 +43,12 @@ LEASE_S = 1.0
 STATS_INTERVAL_S = 0.25
 LEASE_EXPIRED = "lease expired"
 MAX_PEERS = 64
+MAX_ENDED = 4096
 
 logger = logging.getLogger(__name__)
 
 
-class Engine(Protocol):
+class Engine(Faulty, Protocol):
     """What the loop needs of an engine core."""
 
     def handle(self, event: Event, now: float) -> None:
@@ -56,6 +61,26 @@ class Engine(Protocol):
 
     def has_work(self) -> bool:
         """Whether a step would do something."""
+        ...
+
+
+class Host(Protocol):
+    """What the loop needs of the process around the core."""
+
+    def snapshot(self) -> Stats:
+        """What metrics and readiness are told."""
+        ...
+
+    def control(self, verb: str) -> dict[str, object]:
+        """Answer a ``Control``."""
+        ...
+
+    def progress(self) -> int:
+        """The runner's work counter; called on another thread while a step runs."""
+        ...
+
+    def after_step(self, seconds: float) -> None:
+        """A step took ``seconds``."""
         ...
 
 
@@ -86,25 +111,30 @@ class EngineLoop:
         transport: EngineTransport,
         welcome: Welcome,
         *,
-        snapshot: Callable[[], Stats],
-        control: Callable[[str], dict[str, object]],
+        host: Host,
         clock: Callable[[], float],
     ) -> None:
         self._engine = engine
         self._transport = transport
         self._welcome = welcome
-        self._snapshot = snapshot
-        self._control = control
+        self._host = host
         self._clock = clock
+        self._faults = FaultLog(clock)
+        self._heartbeat = Heartbeat(host.progress, self._beat)
         self._peers: dict[bytes, Peer] = {}
         self._owned: dict[str, Owned] = {}
+        self._ended: OrderedDict[str, int] = OrderedDict()
         self._last_stats = float("-inf")
         self._stats_due = True
 
     def run(self) -> None:
         """Serve for ever; a signal handler ends it by raising."""
-        while True:
-            self.run_once()
+        self._heartbeat.start()
+        try:
+            while True:
+                self.run_once()
+        finally:
+            self._heartbeat.close()
 
     def run_once(self) -> None:
         """One turn of the loop."""
@@ -113,9 +143,25 @@ class EngineLoop:
         # Now, not after the step: a long step leaves leases unread in the socket.
         self._expire_leases()
         if self._engine.has_work():
-            self._emit(self._engine.step(self._clock()))
-            self._stats_due = True
+            self._step()
+        else:
+            self._heartbeat.rest()
         self._send_stats()
+
+    def _step(self) -> None:
+        started = self._clock()
+        with self._heartbeat.step():
+            outputs = self._engine.step(started)
+        self._faults.note(self._engine)
+        self._emit(outputs)
+        self._stats_due = True
+        self._host.after_step(self._clock() - started)
+
+    def _beat(self, progress: int) -> None:
+        """Called on the heartbeat's thread, with the socket handed over to it."""
+        beat = Beat(engine_epoch=self._welcome.engine_epoch, progress=progress)
+        for peer_id in self._peers:
+            self._send(peer_id, beat)
 
     def _timeout(self) -> float | None:
         if self._engine.has_work():
@@ -151,7 +197,7 @@ class EngineLoop:
                 self._drop(min(self._peers, key=lambda key: self._peers[key].last_seen), "too many")
             self._peers[peer_id] = Peer(epoch=hello.client_epoch, last_seen=self._clock())
         self._send(peer_id, self._welcome)
-        self._send(peer_id, self._snapshot())
+        self._send(peer_id, self._host.snapshot())
 
     def _on_message(self, peer_id: bytes, peer: Peer, message: FrontendMessage) -> None:
         match message:
@@ -159,13 +205,14 @@ class EngineLoop:
                 self._on_submit(peer_id, peer, message.submit)
             case AbortMessage():
                 for request_id in message.request_ids:
+                    self._note_end(request_id, peer_id)
                     self._cancel(request_id, peer_id, "cancelled")
             case StopBranchMessage():
                 if self._owns(peer_id, message.request_id):
                     stop = StopBranch(request_id=message.request_id, branch=message.branch)
                     self._engine.handle(stop, self._clock())
             case Control():
-                body = self._control(message.verb)
+                body = self._host.control(message.verb)
                 self._send(peer_id, self._reply(message.call_id, body))
             case Hello() | Lease():
                 pass
@@ -175,6 +222,8 @@ class EngineLoop:
 
     def _on_submit(self, peer_id: bytes, peer: Peer, submit: Submit) -> None:
         request_id = submit.request.request_id
+        if submit.epoch <= self._known_epoch(request_id, peer_id):
+            return
         try:
             if request_id in self._owned and not self._owns(peer_id, request_id):
                 raise InvalidRequestError("the request id is in use", param="request_id")
@@ -188,12 +237,24 @@ class EngineLoop:
             self._refuse(peer_id, submit, error)
         self._stats_due = True
 
+    def _known_epoch(self, request_id: str, peer_id: bytes) -> int:
+        """The last attempt of a peer's request that was taken, -1 for none.
+
+        What is not newer is a duplicate or a straggler: it must not touch what runs, nor run
+        again what has ended.
+        """
+        if self._owns(peer_id, request_id):
+            return self._owned[request_id].epoch
+        return self._ended.get(request_id, -1)
+
     def _check(self, submit: Submit) -> None:
         """What would otherwise make the data plane fault: a socket is not to be believed."""
         request, vocab_size = submit.request, self._welcome.vocab_size
         tokens = [request.prompt_token_ids, *submit.branch_tokens]
         if not request.prompt_token_ids or len(submit.branch_tokens) > request.sampling.n:
             raise InvalidRequestError("an empty prompt or too many branches", param="prompt")
+        if set(submit.finished_branches) >= set(range(request.sampling.n)):
+            raise InvalidRequestError("every branch has ended already", param="n")
         if any(ids and (min(ids) < 0 or max(ids) >= vocab_size) for ids in tokens):
             raise InvalidRequestError(
                 f"token ids must be between 0 and {vocab_size - 1}", param="prompt"
@@ -229,7 +290,16 @@ class EngineLoop:
         if output.finish_reason is not None:
             owned.open_branches.discard(output.branch)
             if not owned.open_branches:
+                self._note_end(output.request_id, owned.peer_id)
                 self._forget(output.request_id)
+
+    def _note_end(self, request_id: str, peer_id: bytes) -> None:
+        """Remember for a while that a request ended or was cancelled by its owner."""
+        if self._owns(peer_id, request_id):
+            self._ended[request_id] = self._owned[request_id].epoch
+            self._ended.move_to_end(request_id)
+            if len(self._ended) > MAX_ENDED:
+                self._ended.popitem(last=False)
 
     def _owns(self, peer_id: bytes, request_id: str) -> bool:
         owned = self._owned.get(request_id)
@@ -283,7 +353,7 @@ class EngineLoop:
             return
         self._last_stats = now
         self._stats_due = not idle
-        snapshot = self._snapshot()
+        snapshot = self._host.snapshot()
         for peer_id in list(self._peers):
             if not self._send(peer_id, snapshot):
                 self._drop(peer_id, "unreachable")

@@ -6,25 +6,36 @@ Reports to the supervisor, in order: ``resolved`` (the model is on disk), ``stag
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from octavo.cluster.child import ChildChannel, run_child
+from octavo.cluster.engine_host import EngineHost
 from octavo.cluster.engine_loop import EngineLoop
-from octavo.cluster.messages import Stats, Welcome
+from octavo.cluster.messages import Welcome
+from octavo.cluster.step_budget import StepBudget
 from octavo.cluster.transport import RouterTransport, engine_address
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, SchedulerConfig
 from octavo.core.runner import RunnerInfo
 from octavo.engine import EngineCore
 from octavo.weights import PullProgress, pull
 from octavo.worker import load_runner
 
 REPORT_INTERVAL_S = 0.2
+POOL_FILE = "pool.json"
+_SCHEDULER = SchedulerConfig()
+
+
+class _Pool(msgspec.Struct, frozen=True, kw_only=True):
+    """What a restarted engine takes over from the first."""
+
+    num_blocks: int
+    max_model_len: int
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,30 +46,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--death-fd", type=int, default=-1)
     parser.add_argument("--status-fd", type=int, default=-1)
     options = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="engine: %(message)s")
     channel = ChildChannel(
         death_fd=options.death_fd, status_fd=options.status_fd, runtime_dir=options.runtime_dir
     )
-    return run_child(channel, lambda: _serve(channel, options.runtime_dir, options.config))
+    return run_child(
+        channel, lambda: _serve(channel, options.runtime_dir, options.config), name="engine"
+    )
 
 
 def _serve(channel: ChildChannel, runtime_dir: Path, config_path: Path) -> int:
-    config = msgspec.json.decode(config_path.read_bytes(), type=EngineConfig)
+    config = _pinned(msgspec.json.decode(config_path.read_bytes(), type=EngineConfig), runtime_dir)
     pull(config.model.model, progress=_Download(channel).report)
     channel.report("resolved")
     loaded = load_runner(
         config, lambda name, seconds: channel.report("stage", name=name, took=seconds)
     )
-    core = EngineCore(loaded.runner, config.scheduler, config.cache, epoch=time.time_ns())
-    welcome = welcome_of(core, loaded.runner.info, max_num_seqs=config.scheduler.max_num_seqs)
+    runner = loaded.runner
+    core = EngineCore(runner, config.scheduler, config.cache, epoch=time.time_ns())
+    welcome = welcome_of(
+        core,
+        runner.info,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        scheduler=config.scheduler,
+    )
+    budget = StepBudget(
+        block_size=runner.info.block_size, ceiling=config.scheduler.max_num_batched_tokens
+    )
+    host = EngineHost(core, progress=lambda: runner.progress, budget=budget)
     loop = EngineLoop(
         core,
         RouterTransport(engine_address(runtime_dir)),
         welcome,
-        snapshot=lambda: snapshot_of(core),
-        control=lambda verb: _control(core, verb),
+        host=host,
         clock=time.monotonic,
     )
+    _pin(runner.info, runtime_dir)
     channel.report(
         "ready",
         context=welcome.max_model_len,
@@ -94,8 +116,19 @@ class _Download:
             )
 
 
-def welcome_of(core: EngineCore, info: RunnerInfo, *, max_num_seqs: int) -> Welcome:
+def welcome_of(
+    core: EngineCore,
+    info: RunnerInfo,
+    *,
+    max_num_seqs: int,
+    scheduler: SchedulerConfig = _SCHEDULER,
+) -> Welcome:
     """The facts that a frontend validates and prints with."""
+    # K and V of one block in each layer of a group.
+    layout = ", ".join(
+        f"{group.num_layers} layers x {group.block_bytes // max(group.num_layers, 1)} bytes"
+        for group in info.groups
+    )
     return Welcome(
         engine_epoch=core.epoch,
         vocab_size=info.vocab_size,
@@ -106,35 +139,35 @@ def welcome_of(core: EngineCore, info: RunnerInfo, *, max_num_seqs: int) -> Welc
         max_num_seqs=max_num_seqs,
         kv_pool_bytes=info.num_blocks * sum(group.block_bytes for group in info.groups),
         fingerprint=info.fingerprint,
+        model_digest=info.model_digest,
+        kv_dtype=info.kv_dtype,
+        kv_layout=layout,
+        max_waiting=scheduler.max_waiting,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
     )
 
 
-def snapshot_of(core: EngineCore) -> Stats:
-    """What metrics and readiness are told of an engine."""
-    stats = core.stats()
-    return Stats(
-        engine_epoch=core.epoch,
-        progress=core.progress,
-        num_running=stats.num_running,
-        num_waiting=stats.num_waiting,
-        counters=stats.counters,
-        gauges=stats.gauges,
+def _pinned(config: EngineConfig, runtime_dir: Path) -> EngineConfig:
+    """The configuration with the pool of the first engine of this server, if it is not the first.
+
+    A pool fitted afresh might be smaller, and what was running would not fit it any more.
+    """
+    try:
+        pool = msgspec.json.decode((runtime_dir / POOL_FILE).read_bytes(), type=_Pool)
+    except FileNotFoundError:
+        return config
+    return replace(
+        config,
+        cache=replace(config.cache, num_blocks=pool.num_blocks),
+        model=replace(config.model, max_model_len=pool.max_model_len),
     )
 
 
-def _control(core: EngineCore, verb: str) -> dict[str, object]:
-    """Answer a ``Control``; an unknown verb is answered, not a fault."""
-    match verb:
-        case "kv":
-            return core.debug_kv()
-        case "requests":
-            return core.debug_requests()
-        case "invariants":
-            return {"violations": core.check_invariants()}
-        case "reset_prefix_cache":
-            core.reset_prefix_cache()
-            return {}
-    return {"error": f"unknown verb {verb}"}
+def _pin(info: RunnerInfo, runtime_dir: Path) -> None:
+    pool = _Pool(num_blocks=info.num_blocks, max_model_len=info.max_model_len)
+    partial = runtime_dir / f"{POOL_FILE}.partial"
+    partial.write_bytes(msgspec.json.encode(pool))
+    partial.replace(runtime_dir / POOL_FILE)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ A frontend (DEALER) and an engine (ROUTER) exchange tagged structs. Every messag
 sender's epoch, so that one from a dead process is recognised and dropped.
 
     frontend → engine   Hello · SubmitMessage · AbortMessage · StopBranchMessage · Lease · Control
-    engine → frontend   Welcome · Outputs · Stats · ControlReply
+    engine → frontend   Welcome · Outputs · Beat · Stats · ControlReply
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from octavo.core.request import BranchOutput, Submit
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -52,7 +52,11 @@ class Lease(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class Control(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """A question or order: "kv" (block dump), "requests", "reset_prefix_cache"."""
+    """A question or order; an unknown ``verb`` is answered with ``{"error": …}``.
+
+    "kv" (block dump), "requests" (what runs and waits), "invariants" (check them now),
+    "reset_prefix_cache".
+    """
 
     client_epoch: int
     call_id: int
@@ -60,7 +64,11 @@ class Control(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """The engine is ready. ``info`` holds the facts a frontend validates and prints with."""
+    """The engine is ready: the facts that a frontend validates and prints with.
+
+    ``max_request_tokens`` is what the whole pool holds. ``fingerprint`` (numerics) and
+    ``model_digest`` (weights) say whether a continuation would be the same one.
+    """
 
     engine_epoch: int
     vocab_size: int
@@ -71,6 +79,11 @@ class Welcome(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     max_num_seqs: int
     kv_pool_bytes: int
     fingerprint: str
+    model_digest: str
+    kv_dtype: str = ""
+    kv_layout: str = ""
+    max_waiting: int = 0
+    max_num_batched_tokens: int = 0
 
 
 class Outputs(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -91,6 +104,16 @@ class Stats(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     gauges: dict[str, float]
 
 
+class Beat(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """Sent during a long step: the runner's work counter, the one that ``Stats`` carries after it.
+
+    It grows with every layer, so a step that takes long and one that hangs can be told apart.
+    """
+
+    engine_epoch: int
+    progress: int
+
+
 class ControlReply(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """The answer to a ``Control``, as a JSON-able object."""
 
@@ -100,4 +123,4 @@ class ControlReply(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 FrontendMessage = Hello | SubmitMessage | AbortMessage | StopBranchMessage | Lease | Control
-EngineMessage = Welcome | Outputs | Stats | ControlReply
+EngineMessage = Welcome | Outputs | Beat | Stats | ControlReply

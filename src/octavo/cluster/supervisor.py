@@ -5,7 +5,8 @@
     the budget ends, or a child says ``fatal`` before it was ever ready → all stop, exit code 1
 
 Each child has its own session (a Ctrl-C reaches the supervisor alone) and a death pipe whose
-write end only the supervisor holds: when the supervisor dies, however, so do they.
+write end only the supervisor holds: when the supervisor dies, however, so do they. What a child
+has started is in its process group and is killed when the child is gone.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ class Supervisor:
         self._on_status(child.spec.name, status)
 
     def _reap(self, child: _Child) -> None:
-        if child.process is None or child.process.poll() is None:
+        if child.process is None or not _has_ended(child.process):
             return
         code = child.process.returncode
         self._close(child)
@@ -266,7 +267,7 @@ class Supervisor:
                 self._read_status(key.data)
         for child in self._children:
             if child is draining:
-                if child.process is not None and child.process.poll() is not None:
+                if child.process is not None and _has_ended(child.process):
                     self._close(child)
             else:
                 # Requests still running need their engine: it is restarted even now.
@@ -279,11 +280,28 @@ class Supervisor:
     def _kill_all(self) -> None:
         for child in self._children:
             if child.process is not None:
-                child.process.kill()
+                _kill_group(child.process)
         for child in self._children:
             if child.process is not None:
                 child.process.wait()
                 self._close(child)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a child ended. What it had started is killed before its id can be used again."""
+    if process.returncode is not None:
+        return True
+    if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        return False
+    _kill_group(process)
+    process.wait()
+    return True
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a child and what it started: it leads a process group of its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _exit_text(code: int) -> str:

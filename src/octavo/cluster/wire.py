@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from octavo.cluster.messages import EngineMessage, FrontendMessage
 
 MAX_FRAME_BYTES = 16 << 20
+_Message = TypeVar("_Message")
 
 _encoder = msgspec.msgpack.Encoder()
 _frontend_decoder = msgspec.msgpack.Decoder(FrontendMessage)
@@ -35,10 +38,7 @@ def decode_frontend_message(frame: bytes) -> FrontendMessage:
     Raises:
         WireError: see the class.
     """
-    try:
-        return _frontend_decoder.decode(_checked(frame))
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise WireError(f"malformed frame: {error}") from error
+    return _decode(_frontend_decoder, frame)
 
 
 def decode_engine_message(frame: bytes) -> EngineMessage:
@@ -47,13 +47,13 @@ def decode_engine_message(frame: bytes) -> EngineMessage:
     Raises:
         WireError: see the class.
     """
-    try:
-        return _engine_decoder.decode(_checked(frame))
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise WireError(f"malformed frame: {error}") from error
+    return _decode(_engine_decoder, frame)
 
 
-def _checked(frame: bytes) -> bytes:
+def _decode(decoder: msgspec.msgpack.Decoder[_Message], frame: bytes) -> _Message:
     if len(frame) > MAX_FRAME_BYTES:
         raise WireError(f"a frame of {len(frame)} bytes exceeds the limit of {MAX_FRAME_BYTES}")
-    return frame
+    try:
+        return decoder.decode(frame)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(f"malformed frame: {error}") from error

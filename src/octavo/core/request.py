@@ -57,6 +57,11 @@ class Submit:
     branch_tokens: tuple[tuple[int, ...], ...] = ()
     finished_branches: tuple[int, ...] = ()
 
+    @property
+    def resumes(self) -> bool:
+        """Whether this continues an attempt that was accepted before; it is never turned away."""
+        return bool(self.epoch or self.finished_branches or any(self.branch_tokens))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
@@ -89,15 +94,17 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class BranchOutput:
-    """What one step adds to one branch.
+    """What one step adds to one branch. Never changed once made (not frozen: see ``core.step``).
 
     ``position`` is the index of the first of ``token_ids`` in the branch's *output* (0-based), so
-    that a duplicate is recognised. ``num_cached_tokens`` is how many prompt tokens were read
-    from the prefix cache. ``error`` says why a branch was dropped (finish reason ERROR or ABORT)
-    and ``error_code`` is the code of its class in ``octavo.errors`` ("cancelled" for an abort).
-    The last of ``token_ids`` may be the one that ended the branch: ``stop_token_id`` names it.
+    that a duplicate is recognised. ``num_cached_tokens`` is how many prompt tokens the request's
+    first attempt read from the prefix cache; an attempt that resumes on an engine which does not
+    know the first says 0, so that usage is never counted twice. ``error`` says why a branch was
+    dropped (finish reason ERROR or ABORT) and ``error_code`` is the code of its class in
+    ``octavo.errors`` ("cancelled" for an abort). The last of ``token_ids`` may be the one that
+    ended the branch: ``stop_token_id`` names it.
     """
 
     request_id: str

@@ -10,6 +10,9 @@
           positions   [start ───────── start + len(token_ids))
           tables      one TableUpdate per KV group
 
+The values made once per row and step are not frozen, which would triple the cost of making them;
+nobody changes them all the same.
+
 Block ids cross as integers. A *row slot* is a small integer naming persistent per-sequence state
 in the worker (token history, sampling parameters, block tables); plans carry only what changed.
 """
@@ -55,7 +58,7 @@ class TableUpdate:
     blocks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RowPlan:
     """One sequence's share of the step: compute ``token_ids`` at positions ``start…``.
 
@@ -127,9 +130,11 @@ class StepPlan:
         return sum(len(row.token_ids) for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RowResult:
     """What one row produced. ``row`` indexes ``StepPlan.rows``; rows without samples are absent.
+
+    Results stand in the order of their rows.
 
     ``token_ids`` has one entry per sample (or the verified prefix and one more, for drafts).
     ``logprobs`` is empty unless the row's parameters ask for it. ``failed`` says that some sample

@@ -13,7 +13,7 @@ from octavo.core.request import Abort, BranchOutput, Event, FinishReason, StopBr
 from octavo.core.runner import Runner
 from octavo.core.step import StepResult
 from octavo.engine.dump import describe_kv, describe_requests
-from octavo.engine.invariants import check_engine, check_step
+from octavo.engine.invariants import check_engine, check_outputs, check_progress, check_step
 from octavo.engine.request_table import RequestTable, final_outputs, refusal
 from octavo.engine.stats import EngineCounters, EngineStats
 from octavo.engine.token_commit import TokenCommitter, finish_reason, validate_result
@@ -59,7 +59,7 @@ class EngineCore:
     def step(self, now: float) -> list[BranchOutput]:
         """Run one step and return what it gave to whom (outcomes of events included)."""
         self._expire(now)
-        step = self.scheduler.plan(self._step_id + 1)
+        step = self._plan()
         if step is not None:
             result = self._execute(step)
             if result is not None:
@@ -69,6 +69,14 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether ``step`` has anything to do or to say."""
         return bool(self.requests.states or self._outbox)
+
+    def _plan(self) -> ScheduledStep | None:
+        refused = self.scheduler.counters.refused_reservations
+        step = self.scheduler.plan(self._step_id + 1)
+        was_refused = self.scheduler.counters.refused_reservations > refused
+        if step is None and not was_refused and self._config.check_every_n_steps:
+            self._report(check_progress(self.kv, self.scheduler))
+        return step
 
     def _execute(self, step: ScheduledStep) -> StepResult | None:
         """Run the plan; None when the runner failed and the step's requests were dropped."""
@@ -87,36 +95,45 @@ class EngineCore:
         return result
 
     def _commit(self, step: ScheduledStep, result: StepResult) -> None:
-        """Count computed tokens, append samples, end what ended."""
+        """Count computed tokens, append samples, end what ended.
+
+        Requests whose row failed go first: nothing that they computed becomes findable.
+        """
+        # First of all: a source that is read must not be let go of after what comes before it.
+        self.kv.end_step()
+        failed = [step.rows[row.row][0].state for row in result.rows if row.failed]
+        for state in dict.fromkeys(failed):
+            self._drop_failed(state)
         self._committer.commit_kv(step)
         num_chunks = sum(count > 1 for _, count in step.rows)
         self.counters.steps += 1
         self.counters.computed_tokens += step.plan.num_tokens
         self.counters.mixed_steps += 0 < num_chunks < len(step.rows)
-        for row in result.rows:
-            seq = step.rows[row.row][0]
-            if row.failed:
-                self._drop_failed(seq.state)
-            if seq.status is Status.FINISHED:
-                continue
-            for output in self._committer.accept(seq, row):
-                self.counters.generation_tokens += 1
-                self._outbox.append(output)
-                if output.finish_reason is not None:
-                    state = self.requests.states[output.request_id]
-                    self._end_branch(state, state.branches[output.branch])
+        outputs = self._committer.accept(step, result.rows)
+        self.counters.generation_tokens += len(outputs)
+        self._outbox += outputs
+        for output in outputs:
+            if output.finish_reason is not None:
+                state = self.requests.states[output.request_id]
+                self._end_branch(state, state.branches[output.branch])
         if self._is_check_due():
             self._report(self.check_invariants())
 
     def _drop_failed(self, state: RequestState) -> None:
-        """One request could not be sampled; its neighbours in the step are none the worse."""
-        if state.branches:
-            self.counters.requests_failed += 1
-            error = EngineError("no token could be sampled: every allowed logit is NaN or -inf")
-            self._drop(state, FinishReason.ERROR, error=error.message, code=EngineError.code)
+        """One request could not be sampled; its neighbours in the step are none the worse.
+
+        Its KV may be full of NaN, so whatever is cached of it goes too: an identical request
+        computes its prompt anew.
+        """
+        self.kv.distrust(state.digest, state.request.prompt_token_ids)
+        self.counters.requests_failed += 1
+        error = EngineError("no token could be sampled: every allowed logit is NaN or -inf")
+        self._drop(state, FinishReason.ERROR, error=error.message, code=EngineError.code)
 
     def _emit(self) -> list[BranchOutput]:
         outputs, self._outbox = self._outbox, []
+        if self._is_check_due():
+            self._report(check_outputs(outputs, self.requests))
         return outputs
 
     def _drop_step(self, step: ScheduledStep, fault: BaseException) -> None:
@@ -153,7 +170,8 @@ class EngineCore:
                 return
             self._discard(known)
         try:
-            if self.scheduler.waiting.num_fresh >= self._config.max_waiting:
+            full = self.scheduler.waiting.num_fresh >= self._config.max_waiting
+            if full and not submit.resumes:
                 raise OverloadedError(
                     f"{self._config.max_waiting} requests are waiting, the limit (max_waiting); "
                     "retry later"
@@ -165,7 +183,8 @@ class EngineCore:
             self.counters.requests_refused += 1
             self._outbox += refusal(submit, error)
             return
-        self._enter(self.requests.enter(submit, max_output))
+        num_cached = known.num_cached_tokens if known is not None else 0
+        self._enter(self.requests.enter(submit, max_output, num_cached=num_cached))
 
     def _enter(self, state: RequestState) -> None:
         """Queue a request's sequences; a resumed branch may turn out to have ended already."""
@@ -288,6 +307,11 @@ class EngineCore:
     def debug_requests(self) -> dict[str, object]:
         """Every live request and its branches, as plain values (no token ids)."""
         return describe_requests(self.requests.states)
+
+    def set_token_budget(self, num_tokens: int) -> None:
+        """Bound the tokens of later steps, within the configured maximum; no answer changes."""
+        limit = self._config.max_num_batched_tokens
+        self.scheduler.token_budget = max(1, min(num_tokens, limit))
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; running requests are not disturbed."""

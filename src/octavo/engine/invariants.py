@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from octavo.core.request import BranchOutput
 from octavo.engine.request_table import RequestTable
-from octavo.kv import KVCacheManager, check_kv, check_writes
-from octavo.scheduler import ScheduledStep, Scheduler, Status
+from octavo.kv import KVCacheManager, check_copies, check_kv, check_writes
+from octavo.scheduler import ScheduledStep, Scheduler, Sequence, Status
 
 
 def check_step(kv: KVCacheManager, step: ScheduledStep) -> list[str]:
@@ -15,6 +16,41 @@ def check_step(kv: KVCacheManager, step: ScheduledStep) -> list[str]:
     for seq, _ in step.rows:
         assert seq.kv is not None
         found += check_writes(kv, seq.kv)
+    return found + check_copies(kv, step.plan.copies)
+
+
+def check_progress(kv: KVCacheManager, scheduler: Scheduler) -> list[str]:
+    """I9, after a plan that runs nothing: somebody waits only for what will come by itself."""
+    draining = any(pool.num_draining for pool in kv.pools)
+    if scheduler.waiting and not scheduler.running and not draining:
+        return [f"I9: {len(scheduler.waiting)} wait, nothing runs or drains, nobody was admitted"]
+    return []
+
+
+def check_outputs(outputs: Iterable[BranchOutput], requests: RequestTable) -> list[str]:
+    """I7, I8: what leaves is what was accepted, all of it and in order, under its owner's epoch.
+
+    An output of an earlier epoch is the last word of an attempt that was taken back.
+    """
+    found: list[str] = []
+    said: dict[Sequence, int] = {}
+    for output in outputs:
+        state = requests.states.get(output.request_id)
+        seq = state.branches.get(output.branch) if state is not None else None
+        if state is None or seq is None or output.epoch < state.epoch:
+            continue
+        where = f"branch {output.branch} of {output.request_id}"
+        if output.epoch > state.epoch:
+            found.append(f"I7: an output of {where} says epoch {output.epoch}")
+        if said.get(seq, output.position) != output.position:
+            found.append(f"I8: the outputs of {where} do not follow each other")
+        start = seq.num_prompt + output.position
+        said[seq] = output.position + len(output.token_ids)
+        if output.token_ids != tuple(seq.token_ids[start : start + len(output.token_ids)]):
+            found.append(f"I8: an output of {where} is not what was accepted")
+    for seq, end in said.items():
+        if end != seq.num_output:
+            found.append(f"I8: {seq.num_output} tokens were accepted, the last said is {end}")
     return found
 
 
@@ -35,7 +71,11 @@ def _states(scheduler: Scheduler, requests: RequestTable) -> Iterator[str]:
     for request_id, state in requests.states.items():
         if not state.branches:
             yield f"I7: request {request_id} has no branch left but is still booked"
-        for seq in state.branches.values():
+        if state.request.request_id != request_id:
+            yield f"I7: {request_id} names the request {state.request.request_id}"
+        for branch, seq in state.branches.items():
+            if seq.state is not state or seq.branch != branch:
+                yield f"I7: a branch of {request_id} has another owner"
             booked.add(id(seq))
             place = (id(seq) in running, id(seq) in waiting)
             if place != (seq.status is Status.RUNNING, seq.status is Status.WAITING):
@@ -74,6 +114,7 @@ def _idle(kv: KVCacheManager, scheduler: Scheduler, requests: RequestTable) -> I
         "tables": len(kv.sequences),
         "deadlines": requests.num_deadlines,
         "promises": sum(kv.promises.totals),
+        "refusals": scheduler.num_refusals,
     }
     for name, size in tables.items():
         if size:

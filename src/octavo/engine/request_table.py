@@ -97,16 +97,19 @@ class RequestTable:
                 high = middle - 1
         return low, self._worst_blocks(request, 1)
 
-    def enter(self, submit: Submit, max_output: int) -> RequestState:
-        """Book a request that passed ``check``; its sequences are still to be queued."""
+    def enter(self, submit: Submit, max_output: int, *, num_cached: int = 0) -> RequestState:
+        """Book a request that passed ``check``; its sequences are still to be queued.
+
+        ``num_cached`` prompt tokens were read from the prefix cache by an attempt that it resumes.
+        """
         request = submit.request
         self._num_arrived += 1
         state = RequestState(
-            request,
-            epoch=submit.epoch,
+            submit,
             order=self._num_arrived,
             max_output=max_output,
             digest=self._prefix_key(request).digest(),
+            num_cached=num_cached,
         )
         self.states[request.request_id] = state
         if request.deadline is not None:

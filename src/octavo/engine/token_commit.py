@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from octavo.core.request import BranchOutput, FinishReason, TokenLogprobs
 from octavo.core.step import RowResult, StepResult
 from octavo.errors import EngineError
@@ -15,12 +17,13 @@ def validate_result(step: ScheduledStep, result: StepResult, vocab_size: int) ->
     Raises:
         EngineError: the runner answered something else than was asked.
     """
-    samples = {i: row.num_samples for i, row in enumerate(step.plan.rows) if row.num_samples}
-    if result.step_id != step.plan.step_id or len(result.rows) != len(samples):
+    plan = step.plan
+    sampling = [index for index, row in enumerate(plan.rows) if row.num_samples]
+    if result.step_id != plan.step_id or len(result.rows) != len(sampling):
         raise EngineError("the runner answered another step than the one it was given")
-    for row in result.rows:
+    for index, row in zip(sampling, result.rows, strict=True):
         tokens = row.token_ids
-        if not tokens or samples.pop(row.row, 0) != len(tokens):
+        if row.row != index or len(tokens) != plan.rows[index].num_samples:
             raise EngineError("the runner returned a wrong number of samples for a row")
         if not row.failed and (min(tokens) < 0 or max(tokens) >= vocab_size):
             raise EngineError("the runner sampled a token outside the vocabulary")
@@ -35,22 +38,30 @@ class TokenCommitter:
         self.num_forks = 0
 
     def commit_kv(self, step: ScheduledStep) -> None:
-        """The step's slots are written: count them as computed and publish full blocks."""
+        """The step's slots are written: count them as computed and publish full blocks.
+
+        A sequence that was dropped meanwhile has let go of its KV: nothing of it is published.
+        """
         commit = self._kv.commit
         for seq, count in step.rows:
-            assert seq.kv is not None
-            commit(seq.kv, seq.token_ids, count)
-        self._kv.end_step()
+            if seq.kv is not None:
+                commit(seq.kv, seq.token_ids, count)
 
-    def accept(self, seq: Sequence, row: RowResult) -> list[BranchOutput]:
-        """Append a row's samples; one output per branch that got a token."""
-        if not seq.num_spare:
-            return [self.append(seq, row.token_ids[0], row.logprobs[:1])]
-        branches = self._fork(seq)
-        return [
-            self.append(branch, token_id, row.logprobs[index : index + 1])
-            for index, (branch, token_id) in enumerate(zip(branches, row.token_ids, strict=True))
-        ]
+    def accept(self, step: ScheduledStep, rows: Iterable[RowResult]) -> list[BranchOutput]:
+        """Append every row's samples; one output per branch that got a token.
+
+        A sequence that was dropped meanwhile gets none.
+        """
+        outputs: list[BranchOutput] = []
+        for row in rows:
+            seq = step.rows[row.row][0]
+            if seq.num_spare and seq.kv is not None:
+                for index, branch in enumerate(self._fork(seq)):
+                    logprobs = row.logprobs[index : index + 1]
+                    outputs.append(_append(branch, row.token_ids[index], logprobs))
+            elif seq.kv is not None:
+                outputs.append(_append(seq, row.token_ids[0], row.logprobs))
+        return outputs
 
     def _fork(self, parent: Sequence) -> list[Sequence]:
         """The parent and its spare branches, which now share the parent's blocks."""
@@ -68,27 +79,26 @@ class TokenCommitter:
         self.num_forks += len(children)
         return [parent, *children]
 
-    def append(
-        self, seq: Sequence, token_id: int, logprobs: tuple[TokenLogprobs, ...]
-    ) -> BranchOutput:
-        """Extend one branch by one token and say whether that ended it."""
-        position = len(seq.token_ids) - seq.num_prompt
-        seq.token_ids.append(token_id)
-        state = seq.state
-        reason = None
-        if token_id in state.stop_ids or position + 1 >= state.max_output:
-            reason = finish_reason(seq)
-        return BranchOutput(
-            request_id=state.request.request_id,
-            branch=seq.branch,
-            epoch=state.epoch,
-            position=position,
-            token_ids=(token_id,),
-            logprobs=logprobs,
-            finish_reason=reason,
-            stop_token_id=token_id if reason is FinishReason.STOP else None,
-            num_cached_tokens=state.num_cached_tokens,
-        )
+
+def _append(seq: Sequence, token_id: int, logprobs: tuple[TokenLogprobs, ...]) -> BranchOutput:
+    """Extend one branch by one token and say whether that ended it."""
+    state, tokens = seq.state, seq.token_ids
+    position = len(tokens) - seq.num_prompt
+    tokens.append(token_id)
+    reason = None
+    if token_id in state.stop_ids or position + 1 >= state.max_output:
+        reason = finish_reason(seq)
+    return BranchOutput(
+        request_id=state.request.request_id,
+        branch=seq.branch,
+        epoch=state.epoch,
+        position=position,
+        token_ids=(token_id,),
+        logprobs=logprobs,
+        finish_reason=reason,
+        stop_token_id=token_id if reason is FinishReason.STOP else None,
+        num_cached_tokens=state.num_cached_tokens,
+    )
 
 
 def finish_reason(seq: Sequence) -> FinishReason | None:

@@ -4,8 +4,9 @@
     stream ◀─ deltas ◀─ output processor ◀─ Outputs          (journaled before they leave)
     engine gone → refuse new requests, keep the old → engine back (another epoch) → replay
 
-After a death the requests it ran are replayed one at a time, the next when the last has given a
-token, so that one that kills the engine is found out: it is dropped by name after three deaths.
+After a death ``Recovery`` says who is replayed when, so that a request that kills the engine is
+found out, and only that one is dropped, by name. An engine that came back with other numerics or
+other weights cannot continue what was begun: those requests are dropped by name too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 from octavo.cluster.engine_loop import LEASE_EXPIRED
 from octavo.cluster.messages import (
     AbortMessage,
+    Beat,
     Control,
     ControlReply,
     EngineMessage,
-    FrontendMessage,
     Hello,
     Lease,
     Outputs,
@@ -34,7 +34,7 @@ from octavo.cluster.messages import (
     SubmitMessage,
     Welcome,
 )
-from octavo.cluster.wire import WireError, decode_engine_message, encode
+from octavo.cluster.wire import WireError, decode_engine_message
 from octavo.core.request import BranchOutput, Request
 from octavo.errors import (
     DeadlineExceededError,
@@ -43,7 +43,10 @@ from octavo.errors import (
     OverloadedError,
     UnavailableError,
 )
+from octavo.frontend.journal import Numerics
+from octavo.frontend.outbox import Outbox
 from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.recovery import RETRY_BUDGET, Recovery
 from octavo.frontend.stream import RequestStream
 
 if TYPE_CHECKING:
@@ -51,10 +54,10 @@ if TYPE_CHECKING:
     from octavo.frontend.transport import Transport
 
 TICK_S = 0.25
-STALL_S = 5.0
+# With the beat's interval this keeps "not ready within 5 s without progress".
+STALL_S = 4.0
 SLOW_CLIENT_S = 30.0
 DEADLINE_GRACE_S = 1.0
-RETRY_BUDGET = 3
 CONTROL_TIMEOUT_S = 5.0
 
 logger = logging.getLogger(__name__)
@@ -72,6 +75,7 @@ class AsyncEngineClient:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
+        self._outbox = Outbox(transport)
         self._processor = processor
         self._journal = processor.journal
         self._epoch = client_epoch
@@ -79,9 +83,7 @@ class AsyncEngineClient:
         self._ids = itertools.count()
         self._streams: dict[str, RequestStream] = {}
         self._submitted: set[str] = set()
-        self._replay: deque[str] = deque()
-        self._probe: str | None = None
-        self._unsent_aborts: list[str] = []
+        self._recovery = Recovery(processor.journal)
         self._connected = False
         self._engine_epoch: int | None = None
         self._progress = -1
@@ -103,6 +105,7 @@ class AsyncEngineClient:
 
     def close(self) -> None:
         """Drop the connection; streams still open end with an error."""
+        self.welcome = None
         for request_id in list(self._streams):
             self._fail(request_id, UnavailableError("the server is stopping"))
         if self._tick_handle is not None:
@@ -120,6 +123,14 @@ class AsyncEngineClient:
     def num_active(self) -> int:
         """Requests whose stream has not ended."""
         return len(self._streams)
+
+    def limits(self) -> dict[str, tuple[int, int]]:
+        """What the journal holds and may hold: name → (used, limit)."""
+        journal = self._journal
+        return {
+            "journal_requests": (len(journal), journal.max_requests),
+            "journal_tokens": (journal.num_tokens, journal.max_tokens),
+        }
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no request is in flight. Returns whether that came true in time."""
@@ -151,13 +162,13 @@ class AsyncEngineClient:
             arrival_time=now,
             deadline=now + timeout_s,
         )
-        entry = self._processor.open(request)
+        entry = self._processor.open(request, _numerics(self.welcome))
         stream = RequestStream(
             entry.request, on_drained=self._on_drained, on_cancel=self._on_cancel
         )
         self._streams[request.request_id] = stream
-        if self._replay or self._probe is not None:
-            self._replay.append(request.request_id)
+        if self._recovery.active:
+            self._recovery.queue(request.request_id)
         elif not self._send_submit(request.request_id):
             self._forget(request.request_id)
             raise OverloadedError("the engine does not take requests fast enough; retry later")
@@ -186,7 +197,7 @@ class AsyncEngineClient:
         future: asyncio.Future[dict[str, object]] = self._loop.create_future()
         self._calls[call_id] = future
         try:
-            if self.welcome is None or not self._send(
+            if self.welcome is None or not self._outbox.send(
                 Control(client_epoch=self._epoch, call_id=call_id, verb=verb)
             ):
                 raise UnavailableError("the engine is starting or recovering; retry later")
@@ -203,16 +214,10 @@ class AsyncEngineClient:
         if not self._submitted:
             self._progress_at = self._clock()
         message = SubmitMessage(client_epoch=self._epoch, submit=entry.submission())
-        if not self._send(message):
+        if not self._outbox.send(message):
             return False
         self._submitted.add(request_id)
         return True
-
-    def _send(self, message: FrontendMessage) -> bool:
-        try:
-            return self._transport.send(encode(message))
-        except WireError:
-            return False
 
     def _on_cancel(self, stream: RequestStream) -> None:
         self._abort_in_engine(stream.request_id)
@@ -222,9 +227,8 @@ class AsyncEngineClient:
         if request_id not in self._submitted:
             return
         self._submitted.discard(request_id)
-        message = AbortMessage(client_epoch=self._epoch, request_ids=[request_id])
-        if self._connected and not self._send(message):
-            self._unsent_aborts.append(request_id)
+        if self._connected:
+            self._outbox.post(AbortMessage(client_epoch=self._epoch, request_ids=[request_id]))
 
     def _forget(self, request_id: str) -> None:
         self._streams.pop(request_id, None)
@@ -232,8 +236,8 @@ class AsyncEngineClient:
         self._processor.close(request_id)
         if not self._streams:
             self._idle.set()
-        if self._probe == request_id:
-            self._advance_replay()
+        self._recovery.left(request_id)
+        self._advance_replay()
 
     def _fail(self, request_id: str, error: OctavoError) -> None:
         stream = self._streams.get(request_id)
@@ -247,7 +251,7 @@ class AsyncEngineClient:
     def connected(self) -> None:
         """See ``Receiver``."""
         self._connected = True
-        self._send(Hello(client_epoch=self._epoch))
+        self._outbox.send(Hello(client_epoch=self._epoch))
         self._schedule_tick()
 
     def disconnected(self) -> None:
@@ -274,9 +278,9 @@ class AsyncEngineClient:
                 self._on_outputs(message.outputs)
             case Stats():
                 self.stats = message
-                if message.progress != self._progress:
-                    self._progress = message.progress
-                    self._progress_at = self._clock()
+                self._note_progress(message.progress)
+            case Beat():
+                self._note_progress(message.progress)
             case ControlReply():
                 future = self._calls.get(message.call_id)
                 if future is not None and not future.done():
@@ -284,9 +288,15 @@ class AsyncEngineClient:
             case Welcome():
                 pass
 
+    def _note_progress(self, progress: int) -> None:
+        if progress != self._progress:
+            self._progress = progress
+            self._progress_at = self._clock()
+
     def _lose_engine(self) -> None:
         self.welcome = None
-        self._unsent_aborts.clear()
+        self.stats = None
+        self._outbox.clear()
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(UnavailableError("the engine went away; retry later"))
@@ -294,34 +304,46 @@ class AsyncEngineClient:
     def _on_welcome(self, welcome: Welcome) -> None:
         if self.welcome is not None and welcome.engine_epoch == self._engine_epoch:
             return
+        if self.welcome is not None:
+            self._lose_engine()
         died = self._engine_epoch is not None and welcome.engine_epoch != self._engine_epoch
         self._engine_epoch = welcome.engine_epoch
         self.welcome = welcome
         self._progress_at = self._clock()
         suspects, self._submitted = self._submitted, set()
-        self._probe = None
+        self._recovery.restart(())
         if died:
             self.engine_restarts += 1
             self._blame(suspects)
-        self._replay_all(serially=died)
+            self._drop_incomparable(_numerics(welcome))
+        self._replay_all()
 
     def _blame(self, suspects: set[str]) -> None:
-        for request_id in suspects:
-            entry = self._journal.get(request_id)
-            if entry is None:
-                continue
-            entry.blamed += 1
-            if entry.blamed >= RETRY_BUDGET:
-                logger.error("request %s is dropped: the engine died with it", request_id)
-                self._fail(
-                    request_id,
-                    EngineError(
-                        f"request {request_id} was running at {entry.blamed} deaths of the "
-                        "engine and is dropped"
-                    ),
-                )
+        for request_id in self._recovery.engine_died(suspects):
+            logger.error("request %s is dropped: the engine died with it", request_id)
+            error = EngineError(
+                f"request {request_id} ran alone at {RETRY_BUDGET} deaths of the engine in a row "
+                "and is dropped"
+            )
+            self._fail(request_id, error)
 
-    def _replay_all(self, *, serially: bool) -> None:
+    def _drop_incomparable(self, now: Numerics) -> None:
+        """Drop what another kind of engine began: this one's continuation would differ (P2)."""
+        for request_id in list(self._streams):
+            entry = self._journal.get(request_id)
+            assert entry is not None
+            if entry.numerics != now:
+                logger.error(
+                    "request %s is dropped: it began with %s, the engine now has %s",
+                    request_id, entry.numerics, now,
+                )  # fmt: skip
+                error = EngineError(
+                    f"request {request_id} is dropped: the engine came back with other weights or "
+                    "numerics, with which its answer would go on differently"
+                )
+                self._fail(request_id, error)
+
+    def _replay_all(self) -> None:
         """Continue every request from its journal, under a new epoch each."""
         waiting = [
             request_id
@@ -329,25 +351,21 @@ class AsyncEngineClient:
             if stream.paused_since is None
         ]
         for request_id in waiting:
-            entry = self._journal.get(request_id)
-            assert entry is not None
-            entry.epoch += 1
-        self._replay = deque(waiting)
+            self._next_epoch(request_id)
+        self._recovery.restart(waiting)
         self._advance_replay()
-        while self._probe is not None and not serially:
-            self._advance_replay()
+
+    def _next_epoch(self, request_id: str) -> None:
+        entry = self._journal.get(request_id)
+        assert entry is not None
+        entry.epoch += 1
 
     def _advance_replay(self) -> None:
-        """Submit the next request to be replayed; it is the probe until it gives a token."""
-        self._probe = None
-        while self._replay and self.welcome is not None:
-            request_id = self._replay[0]
-            if request_id in self._streams and not self._send_submit(request_id):
+        """Submit whoever's turn it is; what cannot be sent now is tried again on the tick."""
+        while self.welcome is not None and (request_id := self._recovery.next()) is not None:
+            if not self._send_submit(request_id):
                 return
-            self._replay.popleft()
-            if request_id in self._streams:
-                self._probe = request_id
-                return
+            self._recovery.took(request_id)
 
     # -- outputs ---------------------------------------------------------------------------
 
@@ -355,12 +373,12 @@ class AsyncEngineClient:
         if any(output.error == LEASE_EXPIRED for output in outputs):
             # We stalled, the engine let go of our requests; say hello and replay them.
             self._lose_engine()
-            self._send(Hello(client_epoch=self._epoch))
+            self._outbox.send(Hello(client_epoch=self._epoch))
             return
         processed = self._processor.process(outputs)
         for stop in processed.stops:
             if stop.request_id in self._submitted:
-                self._send(
+                self._outbox.post(
                     StopBranchMessage(
                         client_epoch=self._epoch, request_id=stop.request_id, branch=stop.branch
                     )
@@ -374,9 +392,6 @@ class AsyncEngineClient:
         stream = self._streams.get(request_id)
         if stream is None:
             return
-        entry = self._journal.get(request_id)
-        if entry is not None:
-            entry.blamed = 0
         if failure is not None:
             self._fail(request_id, failure)
             return
@@ -385,18 +400,16 @@ class AsyncEngineClient:
             self._forget(request_id)
         elif stream.overfull:
             self._pause(stream)
-        if self._probe == request_id:
-            self._advance_replay()
+        elif self._recovery.delivered(request_id, _num_tokens(output)):
+            self._take_out(request_id)
+        self._advance_replay()
 
     def _restart(self, request_id: str) -> None:
         """Take a request back and submit it again from the journal."""
-        entry = self._journal.get(request_id)
-        if entry is None:
-            return
-        self._abort_in_engine(request_id)
-        entry.epoch += 1
-        if not self._send_submit(request_id):
-            self._fail(request_id, EngineError(f"request {request_id} could not be resumed"))
+        self._take_out(request_id)
+        self._recovery.left(request_id)
+        self._recovery.queue(request_id)
+        self._advance_replay()
 
     # -- slow clients, leases, deadlines ---------------------------------------------------
 
@@ -405,19 +418,21 @@ class AsyncEngineClient:
         if stream.paused_since is not None:
             return
         stream.paused_since = self._clock()
-        self._abort_in_engine(stream.request_id)
-        entry = self._journal.get(stream.request_id)
-        assert entry is not None
-        entry.epoch += 1
+        self._take_out(stream.request_id)
+        self._recovery.left(stream.request_id)
+
+    def _take_out(self, request_id: str) -> None:
+        """Let the engine forget a request that is to be submitted again later."""
+        self._abort_in_engine(request_id)
+        self._next_epoch(request_id)
 
     def _on_drained(self, stream: RequestStream) -> None:
         if stream.paused_since is None or stream.request_id not in self._streams:
             return
         stream.paused_since = None
-        if self.welcome is None or self._replay or self._probe is not None:
-            self._replay.append(stream.request_id)
-        elif not self._send_submit(stream.request_id):
-            self._fail(stream.request_id, OverloadedError("the engine takes no requests now"))
+        if self.welcome is not None:
+            self._recovery.queue(stream.request_id)
+            self._advance_replay()
 
     def _schedule_tick(self) -> None:
         if self._tick_handle is None and self._loop is not None:
@@ -426,18 +441,14 @@ class AsyncEngineClient:
     def _tick(self) -> None:
         """A few times a second while requests are in flight or a welcome is awaited."""
         self._tick_handle = None
+        self._outbox.flush()
         if self._connected and self.welcome is None:
-            self._send(Hello(client_epoch=self._epoch))
+            self._outbox.send(Hello(client_epoch=self._epoch))
         elif self._submitted:
-            self._send(Lease(client_epoch=self._epoch))
-        if self._unsent_aborts and self._send(
-            AbortMessage(client_epoch=self._epoch, request_ids=self._unsent_aborts)
-        ):
-            self._unsent_aborts = []
-        if self._replay and self._probe is None:
-            self._advance_replay()
+            self._outbox.send(Lease(client_epoch=self._epoch))
+        self._advance_replay()
         self._expire()
-        if self._streams or self._unsent_aborts or (self._connected and self.welcome is None):
+        if self._streams or self._outbox or (self._connected and self.welcome is None):
             self._schedule_tick()
 
     def _expire(self) -> None:
@@ -451,3 +462,11 @@ class AsyncEngineClient:
                     request_id,
                     UnavailableError(f"the client did not read for {SLOW_CLIENT_S:.0f} s"),
                 )
+
+
+def _numerics(welcome: Welcome) -> Numerics:
+    return Numerics(welcome.fingerprint, welcome.model_digest)
+
+
+def _num_tokens(output: RequestOutput) -> int:
+    return sum(len(delta.token_ids) for delta in output.branches)

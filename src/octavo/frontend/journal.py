@@ -1,8 +1,8 @@
 """What a frontend remembers so that a crash of the engine changes nothing.
 
-Per request: the request itself (its seed drawn before anything runs), the attempt's epoch, and
-per branch the tokens that were delivered. A token is journaled before it leaves. KV is a cache of
-this; replaying it gives the same continuation (P2).
+Per request: the request itself (its seed drawn before anything runs), the numerics that it began
+with, the attempt's epoch, and per branch the tokens that were delivered. A token is journaled
+before it leaves. KV is a cache of this; replaying it gives the same continuation (P2).
 """
 
 from __future__ import annotations
@@ -10,16 +10,27 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from octavo.core.request import BranchOutput, Request, Submit
 from octavo.errors import OverloadedError
 
 MAX_JOURNAL_REQUESTS = 4096
-MAX_JOURNAL_PROMPT_TOKENS = 4 << 20
+MAX_JOURNAL_TOKENS = 8 << 20
 
 
 class GapError(Exception):
     """Outputs were lost on the way: the branch must be replayed from the journal."""
+
+
+class Numerics(NamedTuple):
+    """What a continuation's bits depend on besides the request: how it is computed, and of what."""
+
+    fingerprint: str = ""
+    model_digest: str = ""
+
+
+UNKNOWN_NUMERICS = Numerics()
 
 
 @dataclass(slots=True)
@@ -32,12 +43,25 @@ class BranchRecord:
 
 @dataclass(slots=True)
 class JournalEntry:
-    """One request. ``epoch`` counts its attempts; ``blamed`` the engine deaths it was part of."""
+    """One request. ``epoch`` counts its attempts.
+
+    ``blamed`` counts the engine deaths at which it ran alone; ``probation`` the tokens that it
+    still has to give before it is trusted, of ``last_probation`` at the last death.
+    """
 
     request: Request
     branches: list[BranchRecord]
+    numerics: Numerics = UNKNOWN_NUMERICS
     epoch: int = 0
     blamed: int = 0
+    probation: int = 0
+    last_probation: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens held: prompt and outputs."""
+        outputs = sum(len(branch.token_ids) for branch in self.branches)
+        return len(self.request.prompt_token_ids) + outputs
 
     @property
     def finished(self) -> bool:
@@ -57,54 +81,60 @@ class JournalEntry:
 
 
 class Journal:
-    """Owns the entries of all requests in flight; in memory, bounded in requests and tokens."""
+    """Owns the entries of all requests in flight; in memory, bounded in requests and tokens.
+
+    ``max_tokens`` counts prompts and outputs together.
+    """
 
     def __init__(
         self,
         *,
         draw_seed: Callable[[], int],
         max_requests: int = MAX_JOURNAL_REQUESTS,
-        max_prompt_tokens: int = MAX_JOURNAL_PROMPT_TOKENS,
+        max_tokens: int = MAX_JOURNAL_TOKENS,
     ) -> None:
         self._draw_seed = draw_seed
-        self._max_requests = max_requests
-        self._max_prompt_tokens = max_prompt_tokens
+        self.max_requests = max_requests
+        self.max_tokens = max_tokens
         self._entries: dict[str, JournalEntry] = {}
-        self._prompt_tokens = 0
+        self._num_tokens = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @property
-    def prompt_tokens(self) -> int:
-        """Prompt tokens held; 0 at idle."""
-        return self._prompt_tokens
+    def num_tokens(self) -> int:
+        """Tokens held, prompts and outputs; 0 at idle."""
+        return self._num_tokens
 
-    def open(self, request: Request) -> JournalEntry:
-        """Take a request in; a missing seed is drawn now.
+    def open(self, request: Request, numerics: Numerics = UNKNOWN_NUMERICS) -> JournalEntry:
+        """Take a request in; a missing seed is drawn now. ``numerics`` are the engine's.
 
         Raises:
             OverloadedError: the journal is full.
         """
         assert request.request_id not in self._entries, "request ids are drawn by the frontend"
         size = len(request.prompt_token_ids)
-        if len(self._entries) >= self._max_requests:
+        if len(self._entries) >= self.max_requests:
             raise OverloadedError(
                 f"{len(self._entries)} requests are in flight, which is the limit; retry later"
             )
-        if self._prompt_tokens + size > self._max_prompt_tokens:
-            raise OverloadedError(
-                f"requests in flight hold {self._prompt_tokens} prompt tokens; the limit is "
-                f"{self._max_prompt_tokens}; retry later"
-            )
+        self._check_room(size)
         if request.sampling.seed is None:
             sampling = replace(request.sampling, seed=self._draw_seed())
             request = replace(request, sampling=sampling)
         branches = [BranchRecord() for _ in range(request.sampling.n)]
-        entry = JournalEntry(request, branches)
+        entry = JournalEntry(request, branches, numerics)
         self._entries[request.request_id] = entry
-        self._prompt_tokens += size
+        self._num_tokens += size
         return entry
+
+    def _check_room(self, num_tokens: int) -> None:
+        if self._num_tokens + num_tokens > self.max_tokens:
+            raise OverloadedError(
+                f"requests in flight hold {self._num_tokens} tokens; the limit is "
+                f"{self.max_tokens}; retry later"
+            )
 
     def get(self, request_id: str) -> JournalEntry | None:
         """The entry of a request in flight."""
@@ -140,8 +170,14 @@ class Journal:
         )
 
     def record(self, request_id: str, branch: int, token_ids: tuple[int, ...]) -> None:
-        """Append tokens that are about to leave."""
+        """Append tokens that are about to leave.
+
+        Raises:
+            OverloadedError: the journal is full; nothing was appended.
+        """
+        self._check_room(len(token_ids))
         self._entries[request_id].branches[branch].token_ids.extend(token_ids)
+        self._num_tokens += len(token_ids)
 
     def finish_branch(self, request_id: str, branch: int) -> bool:
         """Mark a branch as ended. Returns whether the request ended with it."""
@@ -153,4 +189,4 @@ class Journal:
         """Forget a request. Idempotent."""
         entry = self._entries.pop(request_id, None)
         if entry is not None:
-            self._prompt_tokens -= len(entry.request.prompt_token_ids)
+            self._num_tokens -= entry.num_tokens

@@ -8,6 +8,7 @@ are discarded here: they are in no usage, no logprobs and no journal.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -22,9 +23,11 @@ from octavo.errors import (
     OverloadedError,
     UnavailableError,
 )
-from octavo.frontend.journal import GapError, Journal, JournalEntry
+from octavo.frontend.journal import UNKNOWN_NUMERICS, GapError, Journal, JournalEntry, Numerics
 from octavo.frontend.outputs import BranchDelta, RequestOutput, Usage, merge_deltas
 from octavo.text import TextStream, Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -66,13 +69,15 @@ class OutputProcessor:
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, request: Request) -> JournalEntry:
+    def open(self, request: Request, numerics: Numerics = UNKNOWN_NUMERICS) -> JournalEntry:
         """Journal a request and prepare its text state; ``entry.submission()`` is to be sent.
+
+        ``numerics`` are those of the engine that is to run it.
 
         Raises:
             OverloadedError: the journal is full.
         """
-        entry = self.journal.open(request)
+        entry = self.journal.open(request, numerics)
         sampling = entry.request.sampling
         texts = [
             TextStream(
@@ -99,29 +104,48 @@ class OutputProcessor:
             state = self._open.get(output.request_id)
             if state is None or output.request_id in result.gaps:
                 continue
+            if output.request_id in result.failures and output.finish_reason not in _DROPPED:
+                continue
             try:
                 fresh = self.journal.accept(output)
             except GapError:
                 result.gaps.append(output.request_id)
                 continue
             if fresh is not None:
-                delta = self._delta(state, fresh, result)
+                delta = self._delta_or_failure(state, fresh, result)
                 deltas.setdefault(output.request_id, []).append(delta)
         for request_id, parts in deltas.items():
             result.outputs.append(self._request_output(self._open[request_id], parts))
         return result
 
+    def _delta_or_failure(
+        self, state: _Open, output: BranchOutput, result: Processed
+    ) -> BranchDelta:
+        """Whatever goes wrong with one request's output costs that request alone."""
+        if output.finish_reason in _DROPPED:
+            return self._fail(output, failure_of(output), result)
+        try:
+            return self._delta(state, output, result)
+        except OverloadedError as full:
+            return self._fail(output, full, result)
+        except Exception:
+            logger.exception("the output of request %s cannot be read", output.request_id)
+            text = f"request {output.request_id} is dropped: its output is unreadable"
+            return self._fail(output, EngineError(text), result)
+
+    def _fail(self, output: BranchOutput, failure: OctavoError, result: Processed) -> BranchDelta:
+        """Never a normal end (P5), whatever the engine thought of the branch."""
+        result.failures.setdefault(output.request_id, failure)
+        self.journal.finish_branch(output.request_id, output.branch)
+        dropped = output.finish_reason in _DROPPED
+        return BranchDelta(
+            branch=output.branch,
+            finish_reason=output.finish_reason if dropped else FinishReason.ERROR,
+            error=failure.message,
+        )
+
     def _delta(self, state: _Open, output: BranchOutput, result: Processed) -> BranchDelta:
         state.cached_tokens = state.cached_tokens or output.num_cached_tokens
-        if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
-            failure = failure_of(output)
-            result.failures.setdefault(output.request_id, failure)
-            self.journal.finish_branch(output.request_id, output.branch)
-            return BranchDelta(
-                branch=output.branch,
-                finish_reason=output.finish_reason,
-                error=failure.message,
-            )
         text, num_tokens, stop = self._text(state, output)
         token_ids = output.token_ids[:num_tokens]
         self.journal.record(output.request_id, output.branch, token_ids)
@@ -183,6 +207,7 @@ def failure_of(output: BranchOutput) -> OctavoError:
     return kind(output.error or "the request was dropped by the engine")
 
 
+_DROPPED = (FinishReason.ERROR, FinishReason.ABORT)
 _FAILURES: dict[str, type[OctavoError]] = {
     str(kind.code or kind.error_type): kind
     for kind in (

@@ -188,7 +188,3 @@ class BlockPool:
     def indexed_marks(self) -> bytes:
         """One byte per block: 1 where the prefix index knows it, held or cached."""
         return bytes(self._indexed)
-
-    def is_indexed(self, block: int) -> bool:
-        """Whether the prefix index knows ``block``."""
-        return bool(self._indexed[block])

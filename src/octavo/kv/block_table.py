@@ -61,11 +61,9 @@ class BlockTable:
         self.num_synced = 0
         return dropped
 
-    def take_update(self, group: int, block_size: int) -> TableUpdate | None:
+    def take_update(self, group: int, block_size: int) -> TableUpdate:
         """What the runner does not know yet; afterwards it does."""
         synced = self.num_synced
-        if synced == len(self.blocks):
-            return None
         self.num_synced = len(self.blocks)
         return TableUpdate(
             group=group,
@@ -80,7 +78,9 @@ class SequenceKV:
 
     ``num_computed`` tokens are committed, ``num_reserved`` ≥ that many have a slot; in between lie
     the provisional ones of the step in flight. ``node`` is the last published block's index node.
-    ``target_tokens`` and ``spare_branches`` say what growth is promised (see ``kv.promises``).
+    Up to ``writable_until`` tokens it can grow in place: its tables have the blocks, the tails are
+    its own. ``target_tokens`` and ``spare_branches`` say what growth is promised (see
+    ``kv.promises``).
     """
 
     __slots__ = (
@@ -96,6 +96,7 @@ class SequenceKV:
         "spare_from",
         "tables",
         "target_tokens",
+        "writable_until",
     )
 
     def __init__(self, digest: bytes, tables: list[BlockTable], *, publishing: bool) -> None:
@@ -104,6 +105,7 @@ class SequenceKV:
         self.num_computed = 0
         self.num_reserved = 0
         self.num_published = 0
+        self.writable_until = 0
         self.node: Node | None = None
         self.publishing = publishing
         self.target_tokens = 0

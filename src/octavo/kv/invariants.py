@@ -6,49 +6,62 @@ result is a list of sentences, empty when all holds, so that production can repo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import chain, compress
+from operator import attrgetter
 
+from octavo.core.step import BlockCopy
 from octavo.kv.block_pool import OwnerKind
 from octavo.kv.block_table import SequenceKV
 from octavo.kv.kv_state import KVState
 from octavo.kv.ledger import take_ledger
-from octavo.kv.prefix_index import ABSENT
+from octavo.kv.prefix_index import ABSENT, Node
+
+_is_attached = attrgetter("attached")
 
 
 def check_kv(kv: KVState) -> list[str]:
     """Every violated invariant, in words."""
     found: list[str] = []
+    nodes, parents = kv.index.walk()
+    found += _trie(nodes, parents)
     for group in range(len(kv.pools)):
         found += _blocks(kv, group)
         found += _tables(kv, group)
-        found += _index(kv, group)
+        found += _index(kv, group, nodes)
         found += _promises(kv, group)
     ledger = take_ledger(kv)
-    if ledger.orphan_blocks or ledger.accounted != ledger.pool:
+    if ledger.accounted != ledger.pool:
         found.append(f"I10: the ledger sums to {ledger.accounted} of {ledger.pool} bytes")
+    if ledger.orphan_blocks:
+        found.append(f"I10: {ledger.orphan_blocks} blocks are in no state, or in two")
     return found
 
 
 def _blocks(kv: KVState, group: int) -> Iterator[str]:
     pool = kv.pools[group]
-    refs = [0] * pool.num_blocks
-    leases = [0] * pool.num_blocks
-    for kind, blocks in pool.owners():
-        for block in blocks:
-            refs[block] += 1
-            leases[block] += kind is OwnerKind.LEASE
+    owners = list(pool.owners())
+    held = Counter(chain.from_iterable(blocks for _, blocks in owners))
+    leased = Counter(chain.from_iterable(b for kind, b in owners if kind is OwnerKind.LEASE))
     free, cached = pool.free_blocks(), pool.cached_blocks()
-    held = [block for block, count in enumerate(refs) if count]
     if len(free) + len(cached) + len(held) != pool.num_blocks or (
         len(set(free).union(cached, held)) != pool.num_blocks
     ):
         yield f"I1: group {group}: free, cached and held do not partition the pool"
-    if refs != pool.refs:
+    if _counts(held, pool.num_blocks) != pool.refs:
         yield f"I2: group {group}: a ref_count differs from its owners"
-    if leases != pool.leases:
+    if _counts(leased, pool.num_blocks) != pool.leases:
         yield f"I2: group {group}: a lease count differs from its owners"
-    if sum(refs[block] == leases[block] for block in held) != pool.num_draining:
+    if sum(held[block] == count for block, count in leased.items()) != pool.num_draining:
         yield f"I1: group {group}: the number of draining blocks is wrong"
+
+
+def _counts(blocks: Counter[int], num_blocks: int) -> list[int]:
+    counts = [0] * num_blocks
+    for block, count in blocks.items():
+        counts[block] = count
+    return counts
 
 
 def _tables(kv: KVState, group: int) -> Iterator[str]:
@@ -65,36 +78,62 @@ def _tables(kv: KVState, group: int) -> Iterator[str]:
 
 
 def check_writes(kv: KVState, seq: SequenceKV) -> list[str]:
-    """I3: between ``seal`` and ``commit``, slots to be written are in blocks held once."""
+    """I3: between ``seal`` and ``commit``, no slot to be written is another's or under a lease."""
     found = []
-    first = seq.num_computed // kv.block_size
+    size = kv.block_size
     for group, table in enumerate(seq.tables):
-        writable = table.blocks[max(0, first - table.first_block) :]
-        if any(kv.pools[group].is_shared(block) for block in writable):
-            found.append(f"I3: group {group}: a step would write a shared block")
+        pool = kv.pools[group]
+        first = max(0, seq.num_computed // size - table.first_block)
+        for index, block in enumerate(table.blocks[first:], table.first_block + first):
+            if pool.refs[block] == 1:
+                continue
+            if pool.is_shared(block):
+                found.append(f"I3: group {group}: a step would write a shared block")
+            elif seq.num_computed - index * size < _leased_fill(kv, group, block):
+                found.append(f"I3: group {group}: a step would write a slot under a read lease")
     return found
 
 
-def _index(kv: KVState, group: int) -> Iterator[str]:
+def check_copies(kv: KVState, copies: Iterable[BlockCopy]) -> list[str]:
+    """I3: a step's copies go to blocks that one table holds and nobody reads."""
+    return [
+        f"I3: group {copy.group}: a copy goes to a block that others hold or read"
+        for copy in copies
+        if kv.pools[copy.group].refs[copy.dst] != 1
+    ]
+
+
+def _leased_fill(kv: KVState, group: int, block: int) -> int:
+    """How many leading slots of a block some reader may read."""
+    return max((fills.get(block, 0) for fills in kv.lease_fills[group].values()), default=0)
+
+
+def _trie(found: list[Node], parents: list[Node]) -> Iterator[str]:
+    if [node.parent for node in found] != parents or not all(map(_is_attached, found)):
+        yield "I5: a node of the index does not know where it is found"
+
+
+def _index(kv: KVState, group: int, found: list[Node]) -> Iterator[str]:
     pool, nodes = kv.pools[group], kv.index.blocks(group)
-    full = kv.groups[group].window is None
-    marks = bytearray(pool.num_blocks)
-    for block, node in nodes.items():
-        marks[block] = 1
-        parent = node.parent
-        if parent is None or parent.children.get(node.tokens) is not node or not node.attached:
-            yield f"I5: group {group}: the node of block {block} cannot be found"
-        elif full and parent.blocks[group] == ABSENT and parent.parent is not None:
-            yield f"I5: group {group}: block {block} is cached without its parent"
-        if node.blocks[group] != block:
-            yield f"I5: group {group}: the index and block {block} disagree"
-    if marks != pool.indexed_marks():
+    blocks = [node.blocks[group] for node in found]
+    findable = dict(zip(blocks, found, strict=True))
+    has_gaps = findable.pop(ABSENT, None) is not None
+    if findable != nodes or len(nodes) != len(blocks) - blocks.count(ABSENT):
+        yield f"I5: group {group}: the index and its blocks disagree"
+    if list(compress(range(pool.num_blocks), pool.indexed_marks())) != sorted(nodes):
         yield f"I5: group {group}: index and pool disagree on which blocks are findable"
+    if has_gaps and kv.groups[group].window is None:
+        for node in findable.values():
+            parent = node.parent
+            if parent and parent.parent and parent.blocks[group] == ABSENT:
+                yield f"I5: group {group}: block {node.blocks[group]} is cached without its parent"
 
 
 def _promises(kv: KVState, group: int) -> Iterator[str]:
     total = sum(seq.promised[group] for seq in kv.sequences)
     if total != kv.promises.totals[group]:
         yield f"I6: group {group}: promises sum to {total}, not {kv.promises.totals[group]}"
+    if any(seq.promised[group] != kv.promises.owed(seq, group) for seq in kv.sequences):
+        yield f"I6: group {group}: a sequence's promise is not what it may still take"
     if total > kv.pools[group].num_available:
         yield f"I6: group {group}: {total} blocks are promised, fewer are available"

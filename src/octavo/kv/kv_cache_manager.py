@@ -44,6 +44,7 @@ class KVCacheManager(KVState):
         child.num_published = parent.num_published
         child.node = parent.node
         child.publishing = parent.publishing
+        parent.writable_until = 0
         if parent.spare_branches:
             parent.spare_branches -= 1
             self.promises.refresh(parent)
@@ -94,10 +95,12 @@ class KVCacheManager(KVState):
             self._truncate(seq)
         if seq.publishing and end // self.block_size > seq.num_published:
             self._publish(seq, token_ids)
-        self._slide_windows(seq)
+        if self._has_windows:
+            self._slide_windows(seq)
 
     def _truncate(self, seq: SequenceKV) -> None:
         end_block = -(-seq.num_computed // self.block_size)
+        seq.writable_until = min(seq.writable_until, end_block * self.block_size)
         for group, table in enumerate(seq.tables):
             self.pools[group].release(table.owner, table.truncate(end_block))
         self.promises.refresh(seq)
@@ -197,6 +200,19 @@ class KVCacheManager(KVState):
             for block in list(self.index.blocks(group)):
                 self.forget(group, block)
 
+    def distrust(self, digest: bytes, token_ids: Sequence[int]) -> None:
+        """What a sequence computed is not to be trusted: forget all that it may be part of.
+
+        A position depends on the tokens before it alone, so what shares no first token with the
+        sequence was neither read by it nor computed from it. Everything else under its key goes:
+        its own blocks, those that it read (the fault may be in them) and those that others
+        computed from them. Running sequences keep their blocks and stop publishing behind them.
+        """
+        for node in self.index.starting_with(digest, token_ids[0]):
+            for group, block in enumerate(list(node.blocks)):
+                if block != ABSENT:
+                    self.forget(group, block)
+
     # -- leases ------------------------------------------------------------------------------
 
     def lease(self, seq: SequenceKV) -> tuple[int, ...]:
@@ -204,14 +220,18 @@ class KVCacheManager(KVState):
 
         Until ``end_lease`` none of these blocks is reused, whoever lets go of them.
         """
-        tokens = []
-        for pool, table in zip(self.pools, seq.tables, strict=True):
-            token = pool.open(OwnerKind.LEASE)
-            pool.share(token, table.blocks)
+        size, tokens = self.block_size, []
+        for group, table in enumerate(seq.tables):
+            token = self.open_lease(group)
+            self.pools[group].share(token, table.blocks)
+            self.lease_fills[group][token] = {
+                block: min(size, seq.num_computed - index * size)
+                for index, block in enumerate(table.blocks, table.first_block)
+            }
             tokens.append(token)
         return tuple(tokens)
 
     def end_lease(self, tokens: tuple[int, ...]) -> None:
         """The reader is done. Idempotent."""
-        for pool, token in zip(self.pools, tokens, strict=True):
-            pool.close(token)
+        for group, token in enumerate(tokens):
+            self.close_lease(group, token)

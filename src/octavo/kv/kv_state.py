@@ -47,24 +47,40 @@ class KVState:
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
         self.num_partial_hits = 0
+        # Per group: lease token → block → how many of its leading slots the reader may read.
+        self.lease_fills: list[dict[int, dict[int, int]]] = [{} for _ in windows]
         self._prefix_cache = prefix_cache
+        self._has_windows = any(window is not None for window in windows)
         self._step_leases: list[int | None] = [None] * len(windows)
         self._pins: dict[int, None] = {}
 
     # -- holds of the step in flight ---------------------------------------------------------
 
-    def lease_for_step(self, group: int, block: int) -> None:
-        """``block`` is read by the step in flight: it must not be reused before ``end_step``."""
+    def lease_for_step(self, group: int, block: int, num_tokens: int) -> None:
+        """The step in flight reads ``num_tokens`` slots of ``block``: not reused until it ends."""
         owner = self._step_leases[group]
         if owner is None:
-            owner = self._step_leases[group] = self.pools[group].open(OwnerKind.LEASE)
+            owner = self._step_leases[group] = self.open_lease(group)
         self.pools[group].share(owner, (block,))
+        fills = self.lease_fills[group][owner]
+        fills[block] = max(fills.get(block, 0), num_tokens)
+
+    def open_lease(self, group: int) -> int:
+        """A new lease token of one group; what it covers goes into ``lease_fills``."""
+        owner = self.pools[group].open(OwnerKind.LEASE)
+        self.lease_fills[group][owner] = {}
+        return owner
+
+    def close_lease(self, group: int, owner: int) -> None:
+        """End a lease. Idempotent."""
+        self.pools[group].close(owner)
+        self.lease_fills[group].pop(owner, None)
 
     def end_step(self) -> None:
         """The step in flight has ended, well or badly: its read leases end. Idempotent."""
         for group, owner in enumerate(self._step_leases):
             if owner is not None:
-                self.pools[group].close(owner)
+                self.close_lease(group, owner)
                 self._step_leases[group] = None
 
     def unpin(self, hit: PrefixHit) -> None:

@@ -1,17 +1,22 @@
 """Where every byte of the pool is, each term counted from its own owner, none by subtraction.
 
-    owned blocks    used · shared · provisional · tail waste     (by walking the tables and pins)
-    other blocks    cached-cold · draining · promised · free     (by asking the pool)
+    used · shared      computed tokens in a sequence's tables (and pins), each block once
+    provisional        reserved positions past the computed ones
+    tail waste         slots past the reservation's end, in the block where it ends
+    promised           by asking the sequences; free blocks first, then cached ones
+    cached-cold, free  by asking the pool, less the blocks that are promised
+    draining           blocks that only leases hold
 
-"shared" are tokens in blocks that several tables hold, counted once. "promised" are free blocks
-spoken for by growth promises. Any leaked, doubly freed or hidden block breaks the sum (I10).
+"shared" are tokens in blocks that several tables hold, counted once. How many blocks are owned is
+asked of the owner tokens, never of the tables, so a leaked, doubly freed or hidden block, a table
+that holds more than its positions need, or promises past what is available break the sum (I10).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from octavo.kv.block_pool import OwnerKind
+from octavo.kv.block_pool import BlockPool, OwnerKind
 from octavo.kv.kv_state import KVState
 
 
@@ -52,49 +57,78 @@ def take_ledger(kv: KVState) -> Ledger:
 
 
 def _count_group(kv: KVState, group: int, totals: dict[str, int]) -> None:
-    pool = kv.pools[group]
+    pool, size = kv.pools[group], kv.block_size
     # Without a byte size (a runner that only counts), a token slot is the unit.
-    block_bytes = kv.groups[group].block_bytes or kv.block_size
-    slots = _owned_slots(kv, group)
-    owned = slots.pop("blocks")
-    for name, count in slots.items():
-        totals[name] += count * block_bytes // kv.block_size
-    # Rounding of a block's bytes to tokens is part of the blocks' waste.
-    whole = sum(count * block_bytes // kv.block_size for count in slots.values())
-    totals["tail_waste"] += owned * block_bytes - whole
-    free = len(pool.free_blocks())
-    promised = min(kv.promises.totals[group], free)
+    block_bytes = kv.groups[group].block_bytes or size
+    held = _held_blocks(pool)
+    slots = _owned_slots(kv, group, held)
+    in_bytes = {name: count * block_bytes // size for name, count in slots.items()}
+    for name, count in in_bytes.items():
+        totals[name] += count
+    # What is lost where a block's bytes do not divide into its slots; 0 for every real KV type.
+    totals["tail_waste"] += sum(slots.values()) * block_bytes // size - sum(in_bytes.values())
+    free, cached = pool.num_free, pool.num_cached
+    promised = sum(seq.promised[group] for seq in kv.sequences)
     totals["promised"] += promised * block_bytes
-    totals["free"] += (free - promised) * block_bytes
-    totals["cached_cold"] += pool.num_cached * block_bytes
-    totals["draining"] += pool.num_draining * block_bytes
+    totals["free"] += max(0, free - promised) * block_bytes
+    totals["cached_cold"] += max(0, cached - max(0, promised - free)) * block_bytes
+    totals["draining"] += len(held.draining) * block_bytes
     totals["pool"] += pool.num_blocks * block_bytes
-    known = owned + free + pool.num_cached + pool.num_draining
-    totals["orphan_blocks"] += abs(pool.num_blocks - known)
+    totals["orphan_blocks"] += abs(
+        pool.num_blocks - len(held.owned) - free - cached - len(held.draining)
+    )
 
 
-def _owned_slots(kv: KVState, group: int) -> dict[str, int]:
-    """Token slots of owned blocks by state, each block counted once, and the number of blocks."""
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Who holds what: tables or pins, pins, only leases; and whether any block is held twice."""
+
+    owned: set[int]
+    pinned: set[int]
+    draining: set[int]
+    any_shared: bool
+
+
+def _held_blocks(pool: BlockPool) -> _Held:
+    by_kind: dict[OwnerKind, set[int]] = {kind: set() for kind in OwnerKind}
+    num_holds = 0
+    for kind, blocks in pool.owners():
+        by_kind[kind].update(blocks)
+        num_holds += len(blocks) if kind is not OwnerKind.LEASE else 0
+    pinned = by_kind[OwnerKind.PIN]
+    owned = by_kind[OwnerKind.TABLE] | pinned
+    return _Held(owned, pinned, by_kind[OwnerKind.LEASE] - owned, num_holds > len(owned))
+
+
+def _owned_slots(kv: KVState, group: int, held: _Held) -> dict[str, int]:
+    """Token slots of owned blocks by state, from each sequence's positions, each block once."""
     size = kv.block_size
-    refs, leases = kv.pools[group].refs, kv.pools[group].leases
-    filled: dict[int, int] = {}
-    reserved: dict[int, int] = {}
-    for kind, blocks in kv.pools[group].owners():
-        if kind is OwnerKind.PIN:
-            filled.update(dict.fromkeys(blocks, size))
+    computed: dict[int, int] = dict.fromkeys(held.pinned, size)
+    provisional: dict[int, int] = {}
+    waste: dict[int, int] = {}
     for seq in kv.sequences:
         table = seq.tables[group]
         whole = max(0, seq.num_computed // size - table.first_block)
-        filled.update(dict.fromkeys(table.blocks[:whole], size))
+        computed.update(dict.fromkeys(table.blocks[:whole], size))
         start = (table.first_block + whole) * size
-        for block in table.blocks[whole:]:
-            filled[block] = max(filled.get(block, 0), min(size, max(0, seq.num_computed - start)))
-            reserved[block] = max(reserved.get(block, 0), min(size, seq.num_reserved - start))
+        end = -(-seq.num_reserved // size) - table.first_block
+        for block in table.blocks[whole:end]:
+            filled = min(size, max(0, seq.num_computed - start))
+            reserved = min(size, seq.num_reserved - start)
+            if filled:
+                computed.setdefault(block, filled)
+            provisional[block] = max(provisional.get(block, 0), reserved - filled)
+            waste[block] = size - reserved
             start += size
-    out = {"used": 0, "shared": 0, "provisional": 0, "tail_waste": 0, "blocks": len(filled)}
-    for block, count in filled.items():
-        out["shared" if refs[block] - leases[block] > 1 else "used"] += count
-    for block, count in reserved.items():
-        out["provisional"] += count - filled[block]
-        out["tail_waste"] += size - count
-    return out
+    refs, leases = kv.pools[group].refs, kv.pools[group].leases
+    shared = sum(
+        count
+        for block, count in (computed.items() if held.any_shared else ())
+        if refs[block] - leases[block] > 1
+    )
+    return {
+        "used": sum(computed.values()) - shared,
+        "shared": shared,
+        "provisional": sum(provisional.values()),
+        "tail_waste": sum(waste.values()),
+    }

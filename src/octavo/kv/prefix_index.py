@@ -163,11 +163,31 @@ class PrefixIndex:
         del node.parent.children[node.tokens]
         del node.parent.ordered[bisect_left(node.parent.ordered, node.tokens)]
 
+    def starting_with(self, digest: bytes, token_id: int) -> list[Node]:
+        """Every node whose path from the root begins with ``token_id``, children first."""
+        root = self._roots.get(digest)
+        if root is None:
+            return []
+        nodes = [child for tokens, child in root.children.items() if tokens[0] == token_id]
+        for node in nodes:
+            nodes += node.children.values()
+        return nodes[::-1]
+
     # -- for invariants and dumps ------------------------------------------------------------
 
     def blocks(self, group: int) -> dict[int, Node]:
         """Every indexed block of a group and its node."""
         return self._node_of[group]
+
+    def walk(self) -> tuple[list[Node], list[Node]]:
+        """Every node that can be found from a root, and beside it the parent it was found in."""
+        found = list(self._roots.values())
+        parents: list[Node] = []
+        for parent in found:
+            if parent.children:
+                found += parent.children.values()
+                parents += [parent] * len(parent.children)
+        return found[len(self._roots) :], parents
 
     @property
     def num_roots(self) -> int:

@@ -38,20 +38,32 @@ class Promises:
 
     def demand(self, target_tokens: int, spare_branches: int, spare_from: int) -> list[int]:
         """Blocks per group for one sequence from nothing, with its branches forked later."""
-        out = []
-        for group, cap in enumerate(self._caps):
-            peak = self.peak(group, target_tokens)
-            kept = spare_from // self._block_size if cap is None else 0
-            out.append(peak + spare_branches * max(0, peak - kept))
-        return out
+        groups = range(len(self.totals))
+        return [
+            self._demand(group, target_tokens, spares=spare_branches, fork_at=spare_from)
+            for group in groups
+        ]
+
+    def _demand(self, group: int, target: int, *, spares: int, fork_at: int) -> int:
+        peak = self.peak(group, target)
+        if not spares:
+            return peak
+        kept = fork_at // self._block_size if self._caps[group] is None else 0
+        return peak + spares * max(0, peak - kept)
 
     def refresh(self, seq: SequenceKV) -> None:
         """Recompute what ``seq`` is owed after its table, target or branches changed."""
-        demand = self.demand(seq.target_tokens, seq.spare_branches, seq.spare_from)
-        for group, table in enumerate(seq.tables):
-            owed = max(0, demand[group] - len(table.blocks) + seq.cow_due)
+        for group in range(len(self.totals)):
+            owed = self.owed(seq, group)
             self.totals[group] += owed - seq.promised[group]
             seq.promised[group] = owed
+
+    def owed(self, seq: SequenceKV, group: int) -> int:
+        """Blocks of one group that ``seq`` may still take under its promise."""
+        demand = self._demand(
+            group, seq.target_tokens, spares=seq.spare_branches, fork_at=seq.spare_from
+        )
+        return max(0, demand - len(seq.tables[group].blocks) + seq.cow_due)
 
     def clear(self, seq: SequenceKV) -> None:
         """``seq`` is owed nothing more."""

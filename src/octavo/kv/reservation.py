@@ -43,9 +43,12 @@ class StepReservation:
 
     def grow(self, seq: SequenceKV, num_tokens: int) -> bool:
         """Add ``num_tokens`` slots to a running sequence; False, and no change, if too few."""
-        kv = self._kv
         start = seq.num_computed
         end = start + num_tokens
+        if end <= seq.writable_until:
+            self._quiet.append((seq, end))
+            return True
+        kv = self._kv
         end_block = (end + kv.block_size - 1) // kv.block_size
         mid_block = start % kv.block_size != 0
         new: list[int] = []
@@ -112,6 +115,14 @@ class StepReservation:
         self._rows.append(_Row(seq, end, new, [], hit))
         return True
 
+    def slack(self) -> list[int]:
+        """Blocks per group that are neither needed by these rows nor promised to anybody."""
+        totals = self._kv.promises.totals
+        return [
+            pool.num_available - self._need[group] - (totals[group] - self._consumed[group])
+            for group, pool in enumerate(self._kv.pools)
+        ]
+
     # -- all or nothing ----------------------------------------------------------------------
 
     def seal(self) -> list[BlockCopy] | None:
@@ -144,9 +155,9 @@ class StepReservation:
         elif group in row.cow_groups:
             private = blocks.pop(0)
             source = table.replace_tail(private)
-            self._kv.lease_for_step(group, source)
-            self._kv.pools[group].release(table.owner, (source,))
             fill = row.seq.num_computed % self._kv.block_size
+            self._kv.lease_for_step(group, source, fill)
+            self._kv.pools[group].release(table.owner, (source,))
             copies = [BlockCopy(src=source, dst=private, num_tokens=fill, group=group)]
             self._kv.num_cow_copies += 1
         table.blocks.extend(blocks)
@@ -162,7 +173,7 @@ class StepReservation:
         copies = []
         if fill:
             source = shared.pop()
-            kv.lease_for_step(group, source)
+            kv.lease_for_step(group, source, fill)
             copies.append(BlockCopy(src=source, dst=first_new, num_tokens=fill, group=group))
             kv.num_partial_hits += group == 0
         kv.pools[group].share(table.owner, shared)
@@ -171,8 +182,11 @@ class StepReservation:
         return copies
 
     def _settle(self) -> None:
+        size = self._kv.block_size
         for seq, end in self._quiet:
             seq.num_reserved = end
+            if end > seq.writable_until:
+                seq.writable_until = -(-end // size) * size
             if seq.cow_due:
                 seq.cow_due = False
                 self._kv.promises.refresh(seq)
@@ -181,9 +195,10 @@ class StepReservation:
             if row.hit is not None:
                 seq.num_computed = row.hit.length
                 seq.node = row.hit.node
-                seq.num_published = row.hit.length // self._kv.block_size
+                seq.num_published = row.hit.length // size
                 self._kv.unpin(row.hit)
             seq.num_reserved = row.end
+            seq.writable_until = -(-row.end // size) * size
             seq.cow_due = False
             self._kv.promises.refresh(seq)
         self._kv.shed_promises()

@@ -5,15 +5,19 @@
     >>> llm.generate("The capital of France is", SamplingParams(temperature=0))[0].text
 
 The engine core, the journal and the text state are the ones that the server uses; only the
-sockets are missing. An ``LLM`` belongs to one thread.
+sockets are missing. An ``LLM`` belongs to one thread; several ``stream`` iterators may be read in
+turn, and all of them share the engine's batch.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import index
 from types import TracebackType
 from typing import Any, cast
 
@@ -21,9 +25,11 @@ from octavo.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfi
 from octavo.core.request import Abort, FinishReason, Request, TokenLogprobs
 from octavo.core.sampling_params import SamplingParams, validate_sampling_params
 from octavo.engine import EngineCore, EngineStats
-from octavo.errors import ContextLengthError, InvalidRequestError
+from octavo.errors import ContextLengthError, InvalidRequestError, OctavoError, OverloadedError
 from octavo.frontend import OutputProcessor, RequestOutput
+from octavo.frontend.model_defaults import model_defaults
 from octavo.frontend.outputs import BranchDelta
+from octavo.weights import open_model
 from octavo.worker import LoadedModel, load_runner
 
 Prompt = str | Sequence[int]
@@ -75,6 +81,7 @@ class LLM:
         )
         self._processor = OutputProcessor(self.tokenizer)
         self._ids = itertools.count()
+        self._inboxes: dict[str, _Inbox] = {}
 
     def __enter__(self) -> LLM:
         return self
@@ -91,6 +98,11 @@ class LLM:
         """Free weights, KV pool and threads. Idempotent."""
         self.model.runner.close()
 
+    @cached_property
+    def default_sampling(self) -> SamplingParams:
+        """What a call without sampling parameters uses: the model's own defaults."""
+        return model_defaults(open_model(self.model.path), self.tokenizer).sampling
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -99,14 +111,15 @@ class LLM:
         """Complete prompts (text or token ids) together, in one continuous batch.
 
         Returns the branches of the first prompt, then of the second, and so on. ``sampling`` is
-        one for all or one each.
+        one for all or one each; the model's own defaults if None. Any number of prompts is taken:
+        those that the engine's queue has no room for wait here.
 
         Raises:
             InvalidRequestError: a prompt or parameter is out of range.
             EngineError: the engine dropped a request.
         """
         items = _as_list(prompts)
-        params = _one_each(sampling, len(items))
+        params = self._one_each(sampling, len(items))
         requests = [self._request(item, p) for item, p in zip(items, params, strict=True)]
         gathered = {r.request_id: _Gathered(r) for r in requests}
         for output in self._run(requests):
@@ -122,8 +135,12 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Complete one prompt, yielding deltas as they come. Closing the iterator aborts."""
-        yield from self._run([self._request(prompt, sampling or SamplingParams())])
+        """Complete one prompt, yielding deltas as they come. Closing the iterator aborts.
+
+        Raises:
+            InvalidRequestError: at once, if the prompt or a parameter is out of range.
+        """
+        return self._run([self._request(prompt, sampling or self.default_sampling)])
 
     def stream_chat(
         self, messages: Sequence[Message], sampling: SamplingParams | None = None
@@ -136,52 +153,145 @@ class LLM:
         return self.engine.stats()
 
     def _run(self, requests: Sequence[Request]) -> Iterator[RequestOutput]:
-        """Submit requests and step the engine until all of them ended."""
-        pending = {request.request_id for request in requests}
+        """Submit requests as room is made, and yield their outputs until all of them ended."""
+        waiting = deque(requests)
+        running: dict[str, _Inbox] = {}
         try:
-            for request in requests:
-                entry = self._processor.open(request)
-                self.engine.handle(entry.submission(), time.monotonic())
-            while pending:
-                processed = self._processor.process(self.engine.step(time.monotonic()))
-                for stop in processed.stops:
-                    self.engine.handle(stop, time.monotonic())
-                for failure in processed.failures.values():
-                    raise failure
-                pending -= {out.request_id for out in processed.outputs if out.finished}
-                yield from processed.outputs
+            while waiting or running:
+                while waiting and self._submit(waiting[0]):
+                    request_id = waiting.popleft().request_id
+                    running[request_id] = self._inboxes[request_id]
+                if not any(inbox.has_news for inbox in running.values()):
+                    self._step()
+                yield from self._deliver(running)
         finally:
-            for request in requests:
-                if request.request_id in pending:
-                    self.engine.handle(Abort(request_id=request.request_id), time.monotonic())
-                self._processor.close(request.request_id)
-            while pending and self.engine.has_work():
-                self.engine.step(time.monotonic())
+            self._abort(running)
+
+    def _deliver(self, running: dict[str, _Inbox]) -> Iterator[RequestOutput]:
+        """Yield what has come, and take out of ``running`` whatever ended."""
+        for request_id, inbox in list(running.items()):
+            yield from inbox.take()
+            if inbox.finished:
+                self._forget(request_id)
+                del running[request_id]
+
+    def _submit(self, request: Request) -> bool:
+        """Hand a request to the engine; False when it must wait for others to make room."""
+        limit = self._config.scheduler.max_waiting
+        if self.engine.scheduler.waiting.num_fresh >= limit:
+            return False
+        try:
+            entry = self._processor.open(request)
+        except OverloadedError:
+            if not self._inboxes:
+                raise
+            return False
+        self._inboxes[request.request_id] = _Inbox()
+        self.engine.handle(entry.submission(), time.monotonic())
+        return True
+
+    def _step(self) -> None:
+        """One step of the engine; what it gave goes to the inbox of whose it is."""
+        processed = self._processor.process(self.engine.step(time.monotonic()))
+        for stop in processed.stops:
+            self.engine.handle(stop, time.monotonic())
+        for output in processed.outputs:
+            if output.request_id in self._inboxes:
+                failure = processed.failures.get(output.request_id)
+                self._inboxes[output.request_id].put(output, failure)
+
+    def _abort(self, running: Mapping[str, _Inbox]) -> None:
+        for request_id in running:
+            self.engine.handle(Abort(request_id=request_id), time.monotonic())
+            self._forget(request_id)
+        if running and not self._inboxes:
+            # Nobody else will step the engine, which still has to say that these ended.
+            self._step()
+
+    def _forget(self, request_id: str) -> None:
+        del self._inboxes[request_id]
+        self._processor.close(request_id)
 
     def _request(self, prompt: Prompt, sampling: SamplingParams) -> Request:
         validate_sampling_params(sampling, vocab_size=self.model.spec.vocab_size)
-        ids = tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
-        limit = self.model.runner.info.max_model_len
+        ids = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else _ids(prompt)
+        self._check_lengths(ids, sampling)
+        return Request(
+            request_id=f"local-{next(self._ids)}",
+            prompt_token_ids=ids,
+            sampling=sampling,
+            eos_token_ids=tuple(self.tokenizer.eos_token_ids),
+            arrival_time=time.monotonic(),
+        )
+
+    def _check_lengths(self, ids: tuple[int, ...], sampling: SamplingParams) -> None:
+        """Hold prompt and output limits against vocabulary and context.
+
+        The KV pool's share in the limit is the engine's to judge: an open ``max_tokens`` is
+        clamped there.
+        """
+        vocab_size, limit = self.model.spec.vocab_size, self.model.runner.info.max_model_len
         if not ids:
             raise InvalidRequestError("the prompt is empty", param="prompt")
-        if any(not 0 <= token < self.model.spec.vocab_size for token in ids):
+        if min(ids) < 0 or max(ids) >= vocab_size:
             raise InvalidRequestError(
-                f"a prompt token id is outside 0…{self.model.spec.vocab_size - 1}", param="prompt"
+                f"a prompt token id is outside 0…{vocab_size - 1}", param="prompt"
             )
-        if len(ids) >= limit:
+        room = limit - len(ids)
+        if room < 1:
             raise ContextLengthError(
                 f"the prompt has {len(ids)} tokens; the context holds {limit}, output included",
                 param="prompt",
             )
-        room = limit - len(ids)
-        wanted = sampling.max_tokens
-        return Request(
-            request_id=f"local-{next(self._ids)}",
-            prompt_token_ids=ids,
-            sampling=replace(sampling, max_tokens=room if wanted is None else min(wanted, room)),
-            eos_token_ids=tuple(self.tokenizer.eos_token_ids),
-            arrival_time=time.monotonic(),
-        )
+        for name, wanted in (
+            ("max_tokens", sampling.max_tokens),
+            ("min_tokens", sampling.min_tokens),
+        ):
+            if wanted is not None and wanted > room:
+                raise ContextLengthError(
+                    f"the prompt has {len(ids)} tokens and {name} is {wanted}, together "
+                    f"{len(ids) + wanted}, but the context holds {limit}",
+                    param=name,
+                )
+
+    def _one_each(
+        self, sampling: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if sampling is None or isinstance(sampling, SamplingParams):
+            return [sampling or self.default_sampling] * count
+        if len(sampling) != count:
+            raise InvalidRequestError(
+                f"{len(sampling)} sampling parameters for {count} prompts; give one, or one each",
+                param="sampling",
+            )
+        return list(sampling)
+
+
+@dataclass(slots=True)
+class _Inbox:
+    """Outputs of one request that its reader has not taken yet."""
+
+    outputs: deque[RequestOutput] = field(default_factory=deque)
+    failure: OctavoError | None = None
+    finished: bool = False
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self.outputs) or self.failure is not None
+
+    def put(self, output: RequestOutput, failure: OctavoError | None) -> None:
+        if failure is None:
+            self.outputs.append(output)
+            self.finished = self.finished or output.finished
+        else:
+            self.failure = failure
+
+    def take(self) -> Iterator[RequestOutput]:
+        """Empty the inbox; a failure comes after all that preceded it."""
+        while self.outputs:
+            yield self.outputs.popleft()
+        if self.failure is not None:
+            raise self.failure
 
 
 class _Gathered:
@@ -215,21 +325,22 @@ class _Gathered:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several: a list whose first entry is neither text nor a list is token ids."""
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [cast("Sequence[int]", prompts)]
-    return list(cast("Sequence[Prompt]", prompts))
+    items = list(prompts)
+    if items and not isinstance(items[0], (str, Sequence)):
+        return [cast("Sequence[int]", items)]
+    return cast("list[Prompt]", items)
 
 
-def _one_each(
-    sampling: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if sampling is None or isinstance(sampling, SamplingParams):
-        return [sampling or SamplingParams()] * count
-    if len(sampling) != count:
-        raise InvalidRequestError(
-            f"{len(sampling)} sampling parameters for {count} prompts; give one, or one each",
-            param="sampling",
-        )
-    return list(sampling)
+def _ids(prompt: object) -> tuple[int, ...]:
+    """Token ids as plain integers; whatever counts as an index is one, but for booleans."""
+    if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
+        raise InvalidRequestError("a prompt must be a text or a list of token ids", param="prompt")
+    try:
+        if any(isinstance(token, bool) for token in prompt):
+            raise TypeError
+        return tuple(index(token) for token in prompt)
+    except TypeError:
+        raise InvalidRequestError("prompt token ids must be integers", param="prompt") from None

@@ -13,33 +13,66 @@ from octavo.models.rope import default_rope, factored_rope, linear_rope
 from octavo.models.spec import ARCHITECTURES, MAX_CONTEXT, MAX_LAYERS, Header, ModelSpec, checked
 from octavo.weights.tensor import LogicalTensor
 
-# Keys that change the mathematics of the layers; none of them is implemented.
-_REFUSED_KEYS = (
-    "expert_count",
-    "attention.sliding_window",
-    "attention.logit_softcapping",
-    "final_logit_softcapping",
-    "attention.scale",
-    "embedding_scale",
-    "residual_scale",
-    "logit_scale",
+# Keys "<architecture>.…" that are read here, and those that describe without changing the layers.
+_READ_KEYS = frozenset(
+    {
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.layer_norm_rms_epsilon",
+        "attention.value_length",
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "rope.scale_linear",
+        "rope.scaling.factor",
+        "rope.scaling.finetuned",
+        "rope.scaling.original_context_length",
+        "rope.scaling.type",
+        "vocab_size",
+    }
 )
+# Keys that change the layers unless they have this value. Any other key is refused by name.
+_NEUTRAL_KEYS: Mapping[str, object] = {
+    "attention.causal": True,
+    "attention.clamp_kqv": 0.0,
+    "attention.logit_softcapping": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "attention.sliding_window": 0,
+    "embedding_scale": 1.0,
+    "expert_count": 0,
+    "expert_shared_count": 0,
+    "expert_used_count": 0,
+    "final_logit_softcapping": 0.0,
+    "leading_dense_block_count": 0,
+    "logit_scale": 1.0,
+    "pooling_type": 0,
+    "residual_scale": 1.0,
+    "rope.scaling.attn_factor": 1.0,
+    "use_parallel_residual": False,
+}
+
+# How the rows of q and k stand in the file: llama's are permuted, so that rotary pairs are
+# neighbours.
+_TENSOR_LAYOUTS = {"llama": "Meta AI original pth", "qwen2": "reference"}
 
 
 def spec_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, LogicalTensor]) -> ModelSpec:
     """Read the spec.
 
     Raises:
-        ModelFileError: an unknown architecture or rope type, or a missing or senseless key.
+        ModelFileError: an unknown architecture, key or rope type, or a missing or senseless key.
     """
     header = Header(metadata, "GGUF header")
     arch = header.text("general.architecture")
     if arch not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ModelFileError(f"architecture '{arch}' is not supported (supported: {known})")
-    for key in _REFUSED_KEYS:
-        if header.raw(f"{arch}.{key}"):
-            raise ModelFileError(f"GGUF key '{arch}.{key}' is not supported")
+    layout = {"tensor_data_layout": _TENSOR_LAYOUTS[arch]}
+    header.refuse_unknown(_READ_KEYS, {**_NEUTRAL_KEYS, **layout}, prefix=f"{arch}.")
     hidden = header.integer(f"{arch}.embedding_length")
     heads = header.integer(f"{arch}.attention.head_count")
     head_dim = header.integer(f"{arch}.attention.key_length", max(hidden // heads, 1))
@@ -84,6 +117,8 @@ def _rope(
         )
     factor = header.raw(f"{arch}.rope.scale_linear")
     kind = header.text(f"{arch}.rope.scaling.type", "none" if factor is None else "linear")
+    if factor is None and kind == "none" and header.raw(f"{arch}.rope.scaling.factor"):
+        raise ModelFileError(f"GGUF key '{arch}.rope.scaling.factor' has no rope.scaling.type")
     if kind not in ("none", "linear"):
         raise ModelFileError(f"rope scaling '{kind}' is not supported (supported: none, linear)")
     if "rope_freqs.weight" in tensors:

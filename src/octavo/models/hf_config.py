@@ -11,6 +11,80 @@ from octavo.models.rope import Llama3Scaling, default_rope, linear_rope, llama3_
 from octavo.models.spec import ARCHITECTURES, MAX_CONTEXT, MAX_LAYERS, Header, ModelSpec, checked
 from octavo.weights.tensor import LogicalTensor
 
+# Keys that are read, here, by the tokenizer or by whoever serves the model.
+_READ_KEYS = frozenset(
+    {
+        "attention_bias",
+        "bos_token_id",
+        "eos_token_id",
+        "head_dim",
+        "hidden_act",
+        "hidden_size",
+        "intermediate_size",
+        "max_position_embeddings",
+        "mlp_bias",
+        "model_type",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "pad_token_id",
+        "partial_rotary_factor",
+        "quantization_config",
+        "rms_norm_eps",
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+        "tie_word_embeddings",
+        "use_sliding_window",
+        "vocab_size",
+    }
+)
+# Keys that cannot change what the layers compute: of training, of how the file was made, of other
+# libraries' output format, and the generation settings that old files kept here. ``sliding_window``
+# and ``max_window_layers`` act only with ``use_sliding_window``, ``pretraining_tp`` only says how
+# a product was once split.
+_HARMLESS_KEYS = frozenset((
+    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path",
+    "architectures", "attention_dropout", "dtype", "embd_pdrop", "finetuning_task",
+    "hidden_dropout", "id2label", "initializer_range", "is_llama_config", "label2id",
+    "max_window_layers", "name_or_path", "output_attentions", "output_hidden_states",
+    "pretraining_tp", "problem_type", "resid_pdrop", "return_dict", "sliding_window",
+    "task_specific_params", "tokenizer_class", "torch_dtype", "torchscript",
+    "transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version",
+    "use_bfloat16", "use_cache", "bad_words_ids", "begin_suppress_tokens",
+    "decoder_start_token_id", "diversity_penalty", "do_sample", "early_stopping",
+    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "forced_bos_token_id",
+    "forced_eos_token_id", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size",
+    "num_beam_groups", "num_beams", "num_return_sequences", "output_scores", "prefix",
+    "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "sep_token_id",
+    "suppress_tokens", "temperature", "top_k", "top_p", "typical_p",
+))  # fmt: skip
+# Keys that change the layers unless they have this value. Any other key is refused by name.
+_NEUTRAL_KEYS: Mapping[str, object] = {
+    "add_cross_attention": False,
+    "attention_multiplier": 1.0,
+    "attn_logit_softcapping": 0.0,
+    "chunk_size_feed_forward": 0,
+    "embedding_multiplier": 1.0,
+    "final_logit_softcapping": 0.0,
+    "is_decoder": False,
+    "is_encoder_decoder": False,
+    "logits_scaling": 1.0,
+    "pruned_heads": {},
+    "residual_multiplier": 1.0,
+    "rope_interleaved": False,
+    "tf_legacy_loss": False,
+    "tie_encoder_decoder": False,
+    "use_mrope": False,
+}
+_ROPE_KEYS: Mapping[str, frozenset[str]] = {
+    "default": frozenset(),
+    "linear": frozenset({"factor"}),
+    "llama3": frozenset(
+        {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+    ),
+}
+
 
 def spec_from_hf(
     config_values: Mapping[str, Any], tensors: Mapping[str, LogicalTensor]
@@ -18,7 +92,7 @@ def spec_from_hf(
     """Read the spec.
 
     Raises:
-        ModelFileError: an unknown model type, activation or rope type, or a missing or
+        ModelFileError: an unknown model type, key, activation or rope type, or a missing or
             senseless key.
     """
     config = Header(config_values, "config.json")
@@ -27,6 +101,8 @@ def spec_from_hf(
         known = ", ".join(ARCHITECTURES)
         raise ModelFileError(f"model_type '{arch}' is not supported (supported: {known})")
     _refuse_variants(config)
+    _refuse_layer_types(config)
+    config.refuse_unknown(_READ_KEYS | _HARMLESS_KEYS | {"layer_types"}, _NEUTRAL_KEYS)
     attention_bias = config.flag("attention_bias", default=False)
     hidden = config.integer("hidden_size")
     heads = config.integer("num_attention_heads")
@@ -70,6 +146,19 @@ def _refuse_variants(config: Header) -> None:
         )
 
 
+def _refuse_layer_types(config: Header) -> None:
+    kinds = config.raw("layer_types")
+    if kinds is None:
+        return
+    if not isinstance(kinds, list):
+        raise ModelFileError("config.json key 'layer_types' is not a list")
+    for kind in kinds:
+        if kind != "full_attention":
+            raise ModelFileError(
+                f"config.json key 'layer_types' names {kind!r}; only 'full_attention' is supported"
+            )
+
+
 def _tied(config: Header, tensors: Mapping[str, LogicalTensor]) -> bool:
     """An absent key means what the files say; a key that they contradict is an error."""
     separate = "output.weight" in tensors
@@ -81,24 +170,28 @@ def _tied(config: Header, tensors: Mapping[str, LogicalTensor]) -> bool:
 
 def _rope(config: Header, head_dim: int) -> RopeSpec:
     # Newer files keep theta and the scaling together in ``rope_parameters``.
+    if config.has("rope_parameters") and config.has("rope_scaling"):
+        raise ModelFileError("config.json has both keys 'rope_parameters' and 'rope_scaling'")
     scaling = config.section("rope_parameters" if config.has("rope_parameters") else "rope_scaling")
     theta = config.number("rope_theta", 10000.0)
     theta = scaling.number("rope_theta", theta)
     kind = scaling.text("rope_type", scaling.text("type", "default"))
+    if kind not in _ROPE_KEYS:
+        known = ", ".join(_ROPE_KEYS)
+        raise ModelFileError(f"rope type '{kind}' is not supported (supported: {known})")
+    scaling.refuse_unknown(
+        _ROPE_KEYS[kind] | {"rope_type", "type", "rope_theta"}, {"partial_rotary_factor": 1.0}
+    )
     if kind == "default":
         return default_rope(head_dim, theta, interleaved=False)
     if kind == "linear":
         return linear_rope(head_dim, theta, scaling.number("factor"), interleaved=False)
-    if kind == "llama3":
-        parameters = Llama3Scaling(
-            factor=scaling.number("factor"),
-            low_freq_factor=scaling.number("low_freq_factor"),
-            high_freq_factor=scaling.number("high_freq_factor"),
-            original_context=scaling.integer("original_max_position_embeddings", limit=MAX_CONTEXT),
-        )
-        if parameters.high_freq_factor <= parameters.low_freq_factor:
-            raise ModelFileError("rope key 'high_freq_factor' must exceed 'low_freq_factor'")
-        return llama3_rope(head_dim, theta, parameters, interleaved=False)
-    raise ModelFileError(
-        f"rope type '{kind}' is not supported (supported: default, linear, llama3)"
+    parameters = Llama3Scaling(
+        factor=scaling.number("factor"),
+        low_freq_factor=scaling.number("low_freq_factor"),
+        high_freq_factor=scaling.number("high_freq_factor"),
+        original_context=scaling.integer("original_max_position_embeddings", limit=MAX_CONTEXT),
     )
+    if parameters.high_freq_factor <= parameters.low_freq_factor:
+        raise ModelFileError("rope key 'high_freq_factor' must exceed 'low_freq_factor'")
+    return llama3_rope(head_dim, theta, parameters, interleaved=False)

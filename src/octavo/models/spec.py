@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, SupportsFloat, SupportsIndex
 
@@ -91,6 +91,30 @@ class Header:
         if not (math.isfinite(number) and number > 0.0):
             raise ModelFileError(f"{self._source} key '{key}' is {number}; it must be above 0")
         return number
+
+    def refuse_unknown(
+        self, read: Collection[str], neutral: Mapping[str, object], *, prefix: str = ""
+    ) -> None:
+        """Hold every key that starts with ``prefix`` against what is known of it.
+
+        ``read`` are the keys that are read or that cannot change the layers. A key of ``neutral``
+        may stand there with the value at which it changes nothing. An absent value says nothing.
+
+        Raises:
+            ModelFileError: a key is unknown, or asks for what is not implemented.
+        """
+        for key, value in self._values.items():
+            if not key.startswith(prefix) or value is None:
+                continue
+            name = key.removeprefix(prefix)
+            if name in read:
+                continue
+            if name not in neutral:
+                raise ModelFileError(f"{self._source} key '{key}' is not supported")
+            if value != neutral[name]:
+                raise ModelFileError(
+                    f"{self._source} key '{key}' is {value!r}; only {neutral[name]!r} is supported"
+                )
 
     def section(self, key: str) -> Header:
         """A nested mapping; an empty one when absent."""

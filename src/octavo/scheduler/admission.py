@@ -3,6 +3,11 @@
 reserve      all of it: nothing admitted is ever preempted for want of blocks
 estimate     what outputs have been measured to need, plus a margin (the default)
 optimistic   nothing beyond the tokens known now; preemption pays for optimism
+
+``reserve`` is exact for full attention, and for windows where nothing is shared. Where sequences
+share blocks in a windowed group (prefixes, branches), or a reader leases them, a block that slides
+out of one window may still be in another's: it is missing although its holder was promised the
+next one, so promises can be shed and, at worst, a sequence is preempted and recomputed.
 """
 
 from __future__ import annotations

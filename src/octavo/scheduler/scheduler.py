@@ -12,6 +12,7 @@ every block is taken in one transaction.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import ge, le
 
 from octavo.config import SchedulerConfig
 from octavo.core.step import BlockCopy, RowPlan, SlotState, StepPlan, TableUpdate
@@ -41,6 +42,15 @@ class _Draft:
     admitted: list[tuple[Sequence, PrefixHit | None]] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Who was refused at the head of the queue, what it needed and what was to be had."""
+
+    order: tuple[int, int, int]
+    demand: list[int]
+    slack: list[int]
+
+
 @dataclass(slots=True)
 class SchedulerCounters:
     """What the scheduler has done since the start."""
@@ -61,14 +71,16 @@ class Scheduler:
         self.policy = admission_policy(config.policy)
         self.counters = SchedulerCounters()
         self.generation = 0
+        self.token_budget = config.max_num_batched_tokens
         self._kv = kv
         self._slots = SlotTable(config.max_num_seqs)
-        self._refused: tuple[Sequence | None, list[int]] = (None, [])
+        self._refusal: _Refusal | None = None
 
     # -- membership --------------------------------------------------------------------------
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence."""
+        self._refusal = None
         seq.status = Status.WAITING
         self.waiting.add(seq)
 
@@ -87,6 +99,7 @@ class Scheduler:
         """Remove a sequence from wherever it is and let go of all it holds. Idempotent."""
         if seq.status is Status.FINISHED:
             return
+        self._refusal = None
         if seq.status is Status.WAITING:
             self.waiting.remove(seq)
         else:
@@ -136,23 +149,24 @@ class Scheduler:
     def _draft(self) -> _Draft:
         may_admit = True
         while True:
-            draft = _Draft(self._kv.begin(), self.config.max_num_batched_tokens)
+            draft = _Draft(self._kv.begin(), self.token_budget)
             if self._grow_running(draft):
                 break
             may_admit = False
-        if may_admit and self.waiting and draft.budget and not self._is_head_blocked():
+        if may_admit and self.waiting and draft.budget and not self._is_head_blocked(draft):
             self._admit_waiting(draft)
         return draft
 
     def _grow_running(self, draft: _Draft) -> bool:
         """Add rows for running sequences; False if one was preempted, so that we start over."""
+        grow = draft.reservation.grow
         for seq in self.running:
             kv = seq.kv
-            assert kv is not None
+            assert kv is not None, "I7: a running sequence has KV"
             if len(seq.token_ids) - kv.num_computed > 1:
                 draft.prefilling.append(seq)
             elif draft.budget:
-                if draft.reservation.grow(kv, 1):
+                if grow(kv, 1):
                     draft.rows.append((seq, 1))
                     draft.budget -= 1
                 elif self._preempt_one():
@@ -181,24 +195,18 @@ class Scheduler:
 
     # -- admission ---------------------------------------------------------------------------
 
-    def _slack(self) -> list[int]:
-        """Blocks per group that nobody holds and nobody was promised."""
-        promised = self._kv.promises.totals
-        return [
-            pool.num_available - total for pool, total in zip(self._kv.pools, promised, strict=True)
-        ]
+    def _is_head_blocked(self, draft: _Draft) -> bool:
+        """Whether the head was refused when it needed no more, and had no less, than now.
 
-    def _is_head_blocked(self) -> bool:
-        """Whether the head was refused when there was no less to be had than now.
-
-        This saves a look-up per step while the pool is full. With nothing running it is always
-        tried again (I9).
+        This saves a look-up per step while the pool is full. Whatever ends or arrives voids it,
+        and with nothing running the head is always tried again (I9).
         """
-        head, slack = self._refused
-        return (
-            head is next(iter(self.waiting))
-            and bool(self.running)
-            and all(now <= then for now, then in zip(self._slack(), slack, strict=True))
+        refusal, head = self._refusal, next(iter(self.waiting))
+        if refusal is None or refusal.order != head.order or not self.running:
+            return False
+        demand = self._kv.promises.demand(*self._promise(head))
+        return all(map(ge, demand, refusal.demand)) and all(
+            map(le, draft.reservation.slack(), refusal.slack)
         )
 
     def _admit_waiting(self, draft: _Draft) -> None:
@@ -215,7 +223,8 @@ class Scheduler:
                     self._kv.unpin(hit)
                 continue
             if not self._admit(draft, seq, hit):
-                self._refused = (seq, self._slack())
+                demand = self._kv.promises.demand(*self._promise(seq))
+                self._refusal = _Refusal(seq.order, demand, draft.reservation.slack())
                 return
             seats -= seq.num_seats
 
@@ -286,13 +295,14 @@ class Scheduler:
             seq.status = Status.RUNNING
             self.running.append(seq)
             num_cached = hit.length if hit else 0
-            kv = _kv_of(seq)
+            kv = seq.kv
+            assert kv is not None, "I7: a running sequence has KV"
             target, spare, fork_at = self._promise(seq)
             self._kv.promise(kv, target, branches=1 + spare, fork_at=fork_at)
             if seq.preempted:
                 self.counters.recomputed_tokens += max(0, seq.num_lost - num_cached)
-            else:
-                seq.state.num_cached_tokens = max(seq.state.num_cached_tokens, num_cached)
+            elif seq.is_fresh:
+                seq.state.num_cached_tokens = num_cached
                 self._kv.num_query_tokens += len(seq.token_ids)
                 self._kv.num_hit_tokens += num_cached
         self._kv.shed_promises()
@@ -305,7 +315,8 @@ class Scheduler:
         new_slots: list[SlotState] = []
         row_plans: list[RowPlan] = []
         for seq, count in rows:
-            kv = _kv_of(seq)
+            kv, tokens = seq.kv, seq.token_ids
+            assert kv is not None, "I7: a running sequence has KV"
             if seq.slot < 0:
                 self._slots.take(seq)
                 new_slots.append(seq.slot_state())
@@ -315,9 +326,9 @@ class Scheduler:
                 RowPlan(
                     slot=seq.slot,
                     start=start,
-                    token_ids=tuple(seq.token_ids[start:end]),
+                    token_ids=tuple(tokens[start:end]),
                     tables=self._table_updates(kv),
-                    num_samples=1 + seq.num_spare if end == len(seq.token_ids) else 0,
+                    num_samples=1 + seq.num_spare if end == len(tokens) else 0,
                 )
             )
         plan = StepPlan(
@@ -331,14 +342,18 @@ class Scheduler:
         return ScheduledStep(plan, rows)
 
     def _table_updates(self, kv: SequenceKV) -> tuple[TableUpdate, ...]:
-        size = self._kv.block_size
-        updates = [
-            update
-            for group, table in enumerate(kv.tables)
-            if table.num_synced != len(table.blocks)
-            and (update := table.take_update(group, size)) is not None
+        changed = [
+            group for group, table in enumerate(kv.tables) if table.num_synced != len(table.blocks)
         ]
-        return tuple(updates)
+        if not changed:
+            return ()
+        size = self._kv.block_size
+        return tuple(kv.tables[group].take_update(group, size) for group in changed)
+
+    @property
+    def num_refusals(self) -> int:
+        """Remembered refusals (0 when idle)."""
+        return int(self._refusal is not None)
 
     @property
     def num_slots_taken(self) -> int:
@@ -348,8 +363,3 @@ class Scheduler:
 
 def _work(seq: Sequence) -> int:
     return seq.num_computed
-
-
-def _kv_of(seq: Sequence) -> SequenceKV:
-    assert seq.kv is not None, "a running sequence has KV"
-    return seq.kv

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from octavo.core.request import Request
+from octavo.core.request import Submit
 from octavo.core.step import SlotState
 from octavo.kv import SequenceKV
 
@@ -24,7 +24,8 @@ class RequestState:
     """A request with one owner epoch, its live branches and what ends them.
 
     ``stop_ids`` end a branch, but not among its first ``min_tokens`` tokens. ``max_output``
-    is the most tokens a branch may have. ``order`` is the arrival number.
+    is the most tokens a branch may have. ``order`` is the arrival number. ``resumed`` says that
+    this attempt continues an earlier one: ``num_cached_tokens`` is then what that one has read.
     """
 
     __slots__ = (
@@ -35,22 +36,25 @@ class RequestState:
         "num_cached_tokens",
         "order",
         "request",
+        "resumed",
         "stop_ids",
     )
 
     def __init__(
-        self, request: Request, *, epoch: int, order: int, max_output: int, digest: bytes
+        self, submit: Submit, *, order: int, max_output: int, digest: bytes, num_cached: int = 0
     ) -> None:
+        request = submit.request
         sampling = request.sampling
         eos = () if sampling.ignore_eos else request.eos_token_ids
         self.request = request
-        self.epoch = epoch
+        self.epoch = submit.epoch
+        self.resumed = submit.resumes
         self.order = order
         self.max_output = max_output
         self.digest = digest
         self.stop_ids = frozenset((*eos, *sampling.stop_token_ids))
         self.branches: dict[int, Sequence] = {}
-        self.num_cached_tokens = 0
+        self.num_cached_tokens = num_cached
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -96,6 +100,11 @@ class Sequence:
     def order(self) -> tuple[int, int, int]:
         """Place in the queue: priority (lower first), arrival, branch."""
         return (self.state.request.priority, self.state.order, self.branch)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether its request is new here: never admitted, and not continued from elsewhere."""
+        return not self.preempted and not self.state.resumed
 
     @property
     def num_output(self) -> int:

@@ -15,7 +15,7 @@ _ORDER = attrgetter("order")
 
 
 class WaitingQueue:
-    """A sorted list; ``num_fresh`` counts those never admitted, which is what is bounded."""
+    """A sorted list; ``num_fresh`` counts the new requests in it, which is what is bounded."""
 
     def __init__(self) -> None:
         self._sequences: list[Sequence] = []
@@ -30,11 +30,11 @@ class WaitingQueue:
     def add(self, seq: Sequence) -> None:
         """Insert in order."""
         insort(self._sequences, seq, key=_ORDER)
-        self.num_fresh += not seq.preempted
+        self.num_fresh += seq.is_fresh
 
     def remove(self, seq: Sequence) -> None:
         """Take out a sequence that is in the queue."""
         index = bisect_left(self._sequences, seq.order, key=_ORDER)
         assert self._sequences[index] is seq, "I7: a waiting sequence is not in the queue"
         del self._sequences[index]
-        self.num_fresh -= not seq.preempted
+        self.num_fresh -= seq.is_fresh

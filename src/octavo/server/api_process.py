@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import secrets
 import signal
 import socket
@@ -27,7 +26,7 @@ from octavo.server.app import build_app
 from octavo.server.edge import ApiKeys
 from octavo.server.http_server import HttpServer
 from octavo.server.metrics import Metrics
-from octavo.server.state import ServerState
+from octavo.server.state import REQUEST_TIMEOUT_S, ServerState
 from octavo.worker import open_text
 
 CLOSE_S = 2.0
@@ -41,6 +40,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     api_keys: list[str]
     allowed_hosts: list[str]
     drain_s: float
+    request_timeout_s: float = REQUEST_TIMEOUT_S
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--death-fd", type=int, default=-1)
     parser.add_argument("--status-fd", type=int, default=-1)
     options = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="api: %(message)s")
     channel = ChildChannel(
         death_fd=options.death_fd, status_fd=options.status_fd, runtime_dir=options.runtime_dir
     )
@@ -64,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         process = ApiProcess(config, channel, address)
         return uvloop.run(process.run(listener))
 
-    return run_child(channel, serve)
+    return run_child(channel, serve, name="api")
 
 
 class ApiProcess:
@@ -86,10 +85,14 @@ class ApiProcess:
             defaults=defaults.sampling,
             generation_config=defaults.shown,
             metrics=Metrics(
-                self._client, model=config.model_names[0], is_draining=lambda: self._state.draining
+                self._client,
+                model=config.model_names[0],
+                is_draining=lambda: self._state.draining,
+                limits=lambda: self._state.limits(),  # noqa: PLW0108 - the state is being built
             ),
             eos_token_ids=defaults.eos_token_ids,
             api_keys=ApiKeys(config.api_keys),
+            request_timeout_s=config.request_timeout_s,
         )
 
     async def run(self, listener: socket.socket) -> int:
@@ -99,6 +102,7 @@ class ApiProcess:
         self._client.start()
         app = build_app(self._state, allowed_hosts=self._config.allowed_hosts)
         server = HttpServer(app, listener)
+        self._state.num_connections = lambda: server.num_connections
         await server.start()
         self._channel.report("ready", generation_config=self._state.generation_config)
         await stop.wait()

@@ -15,7 +15,7 @@ from octavo.server.completions import completions
 from octavo.server.edge import Edge, RejectedError
 from octavo.server.json_body import parse_json_object
 from octavo.server.metrics import CONTENT_TYPE
-from octavo.server.prompts import read_messages
+from octavo.server.prompts import read_chat
 from octavo.server.replies import Exchange, send_bytes, send_json
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody, shown_name
@@ -124,7 +124,7 @@ async def _tokenize(state: ServerState, http: Exchange) -> None:
 
     def work() -> list[int]:
         if prompt is None:
-            return state.template().encode(read_messages(body))
+            return state.template().encode(read_chat(body))
         return state.tokenizer.encode(prompt, add_special_tokens=special)
 
     tokens = await state.text_thread.run(len(prompt or "") or 1 << 20, work)

@@ -4,65 +4,30 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 from octavo.core.request import Request
-from octavo.core.sampling_params import SamplingParams
-from octavo.errors import InvalidRequestError
-from octavo.frontend import BranchDelta
+from octavo.frontend import BranchDelta, RequestOutput
+from octavo.server.call import Call, answer, read_call, read_stream_options
 from octavo.server.fields import Endpoint, check_fields
-from octavo.server.generation import Choice, Generation, collect
-from octavo.server.json_body import parse_json_object
-from octavo.server.prompts import read_messages
+from octavo.server.generation import Choice, Generation
+from octavo.server.prompts import read_chat
 from octavo.server.rendering import chat_logprobs, finish_text, usage_object
-from octavo.server.replies import Exchange, header_map, send_json
+from octavo.server.replies import Exchange, encode_json
 from octavo.server.sampling_fields import fit_max_tokens, sampling_from_body
-from octavo.server.sse import event, send_events
+from octavo.server.sse import END_OF_EVENT, event
 from octavo.server.state import ServerState
-from octavo.server.typed_body import TypedBody, shown_name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatCall:
-    """A validated chat request."""
-
-    request: Request
-    model: str
-    stream: bool
-    include_usage: bool
-    ignored: Sequence[str]
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """The engine request's parameters."""
-        return self.request.sampling
+from octavo.server.typed_body import TypedBody
 
 
 async def chat_completions(state: ServerState, http: Exchange) -> None:
     """Answer a chat, streamed or not."""
-    call = await _read(state, http)
-    writer = _Writer(state, call)
-    headers = list(header_map(call.ignored).items())
-    with Generation(state, [call.request], http.receive) as generation:
-        if call.stream:
-            await send_events(http.send, writer.events(generation), headers=headers)
-            return
-        choices = await collect(generation, num_prompts=1, n=call.sampling.n)
-        if not generation.disconnected:
-            await send_json(http.send, writer.response(generation, choices), headers=headers)
+    call = await read_call(state, http, parse_chat)
+    await answer(state, http, call, writer=_Writer(state, call))
 
 
-async def _read(state: ServerState, http: Exchange) -> ChatCall:
-    """Body and parsed values live no longer than this."""
-    state.check_accepting()
-    async with state.bodies.reading(http.headers, http.receive) as body:
-        return await state.text_thread.run(
-            len(body), lambda: parse_chat(state, parse_json_object(body))
-        )
-
-
-def parse_chat(state: ServerState, values: dict[str, object]) -> ChatCall:
+def parse_chat(state: ServerState, values: dict[str, object]) -> Call:
     """Every check of a chat request, in order, ending with its token ids.
 
     Raises:
@@ -75,8 +40,7 @@ def parse_chat(state: ServerState, values: dict[str, object]) -> ChatCall:
     sampling = sampling_from_body(
         body, Endpoint.CHAT, defaults=state.defaults, vocab_size=state.tokenizer.vocab_size
     )
-    messages = read_messages(body)
-    token_ids = state.template().encode(messages)
+    token_ids = state.template().encode(read_chat(body))
     sampling = fit_max_tokens(
         sampling, num_prompt_tokens=len(token_ids), limits=state.token_limits(), default=None
     )
@@ -86,40 +50,38 @@ def parse_chat(state: ServerState, values: dict[str, object]) -> ChatCall:
         sampling=sampling,
         eos_token_ids=state.eos_token_ids,
     )
-    return ChatCall(
-        request=request, model=model, stream=stream, include_usage=include_usage, ignored=ignored
+    return Call(
+        requests=[request],
+        model=model,
+        stream=stream,
+        include_usage=include_usage,
+        ignored=ignored,
     )
-
-
-def read_stream_options(body: TypedBody) -> tuple[bool, bool]:
-    """``stream`` and ``stream_options.include_usage``.
-
-    Raises:
-        InvalidRequestError: options without streaming, or an unknown one.
-    """
-    stream = body.boolean("stream")
-    options = body.mapping("stream_options")
-    if options and not stream:
-        raise InvalidRequestError("stream_options needs stream: true", param="stream_options")
-    if unknown := set(options) - {"include_usage"}:
-        shown = shown_name(min(unknown))
-        raise InvalidRequestError(
-            f'stream_options has an unknown field "{shown}"', param=f"stream_options.{shown}"
-        )
-    return stream, TypedBody(options).boolean("include_usage")
 
 
 class _Writer:
     """Renders one chat request's response."""
 
-    def __init__(self, state: ServerState, call: ChatCall) -> None:
-        self._state = state
+    def __init__(self, state: ServerState, call: Call) -> None:
+        self._tokenizer = state.tokenizer
         self._call = call
+        self._top = call.sampling.logprobs
+        self._started = False
         self._base: dict[str, object] = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": call.model,
         }
+        # A chunk is these around its one choice: most of its bytes are the same every time.
+        self._prefix = event({**self._base, "object": "chat.completion.chunk"}).removesuffix(
+            b"}" + END_OF_EVENT
+        )
+        usage = b',"usage":null' if call.include_usage else b""
+        self._suffix = b"}]" + usage + b"}" + END_OF_EVENT
+        self._heads = [self._head(index) for index in range(call.sampling.n)]
+
+    def _head(self, index: int) -> bytes:
+        return self._prefix + b',"choices":[{"index":%d,"delta":' % index
 
     def response(self, generation: Generation, choices: Sequence[Choice]) -> dict[str, object]:
         """The object of a request that is not streamed."""
@@ -131,52 +93,61 @@ class _Writer:
         }
 
     def _choice(self, index: int, choice: Choice) -> dict[str, object]:
-        top = self._call.sampling.logprobs
-        logprobs = choice.logprobs
+        logprobs = None
+        if self._top is not None:
+            logprobs = chat_logprobs(choice.logprobs, self._tokenizer, top=self._top)
         return {
             "index": index,
             "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None},
-            "logprobs": None
-            if top is None
-            else chat_logprobs(logprobs, self._state.tokenizer, top=top),
+            "logprobs": logprobs,
             "finish_reason": finish_text(choice.finish_reason),
         }
 
-    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
+    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """Chunks: the role first, one finish per choice, usage last where asked for."""
-        started = False
-        async for _, output in generation.outputs():
-            if not started:
-                started = True
-                for index in range(self._call.sampling.n):
-                    yield self._chunk(index, {"role": "assistant", "content": ""})
-            for delta in output.branches:
-                if delta.text or delta.logprobs:
-                    yield self._chunk(delta.branch, {"content": delta.text}, delta=delta)
-                if delta.finish_reason is not None:
-                    finish = finish_text(delta.finish_reason)
-                    yield self._chunk(delta.branch, {}, finish=finish)
+        async with aclosing(generation.outputs()) as outputs:
+            async for _, output in outputs:
+                if chunks := self._chunks(output):
+                    yield chunks
         if self._call.include_usage and not generation.disconnected:
-            usage = usage_object(generation.usage)
-            yield event({**self._base, "object": _CHUNK, "choices": [], "usage": usage})
+            usage = encode_json(usage_object(generation.usage))
+            yield self._prefix + b',"choices":[],"usage":' + usage + b"}" + END_OF_EVENT
+
+    def _chunks(self, output: RequestOutput) -> bytes:
+        """An output's chunks as one write: the roles first, then contents and finishes."""
+        chunks = []
+        if not self._started:
+            self._started = True
+            role = b'{"role":"assistant","content":""}'
+            chunks += [self._chunk(index, role) for index in range(self._call.sampling.n)]
+        for delta in output.branches:
+            if delta.text or delta.logprobs:
+                content = b'{"content":' + encode_json(delta.text) + b"}"
+                chunks.append(self._chunk(delta.branch, content, delta=delta))
+            if delta.finish_reason is not None:
+                finish = encode_json(finish_text(delta.finish_reason))
+                chunks.append(self._chunk(delta.branch, b"{}", finish=finish))
+        return b"".join(chunks)
 
     def _chunk(
         self,
         index: int,
-        content: dict[str, str],
+        content: bytes,
         *,
         delta: BranchDelta | None = None,
-        finish: str | None = None,
+        finish: bytes = b"null",
     ) -> bytes:
-        top = self._call.sampling.logprobs
-        logprobs = None
-        if top is not None and delta is not None:
-            logprobs = chat_logprobs(delta.logprobs, self._state.tokenizer, top=top)
-        choice = {"index": index, "delta": content, "logprobs": logprobs, "finish_reason": finish}
-        chunk = {**self._base, "object": _CHUNK, "choices": [choice]}
-        if self._call.include_usage:
-            chunk["usage"] = None
-        return event(chunk)
-
-
-_CHUNK = "chat.completion.chunk"
+        logprobs = b"null"
+        if self._top is not None and delta is not None:
+            logprobs = encode_json(chat_logprobs(delta.logprobs, self._tokenizer, top=self._top))
+        return b"".join(
+            (
+                self._heads[index],
+                content,
+                b',"logprobs":',
+                logprobs,
+                b',"finish_reason":',
+                finish,
+                self._suffix,
+            )
+        )

@@ -4,71 +4,36 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 from octavo.core.request import FinishReason, Request, TokenLogprobs
 from octavo.core.sampling_params import MAX_N, SamplingParams
 from octavo.errors import InvalidRequestError
-from octavo.server.chat import read_stream_options
+from octavo.frontend import BranchDelta, RequestOutput
+from octavo.server.call import Call, answer, read_call, read_stream_options
 from octavo.server.fields import Endpoint, check_fields
-from octavo.server.generation import Choice, Generation, collect, flat
-from octavo.server.json_body import parse_json_object
+from octavo.server.generation import Choice, Generation, flat
 from octavo.server.prompts import read_prompts
 from octavo.server.rendering import CompletionLogprobs, finish_text, usage_object
-from octavo.server.replies import Exchange, header_map, send_json
+from octavo.server.replies import Exchange, encode_json
 from octavo.server.sampling_fields import (
     COMPLETIONS_MAX_TOKENS,
     fit_max_tokens,
     sampling_from_body,
 )
-from octavo.server.sse import event, send_events
+from octavo.server.sse import END_OF_EVENT, event
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionCall:
-    """A validated completions request: one engine request per prompt."""
-
-    requests: Sequence[Request]
-    prompt_texts: Sequence[str]
-    model: str
-    stream: bool
-    include_usage: bool
-    echo: bool
-    ignored: Sequence[str]
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """The parameters, which all prompts share but for ``max_tokens``."""
-        return self.requests[0].sampling
-
-
 async def completions(state: ServerState, http: Exchange) -> None:
     """Continue one or more prompts, streamed or not."""
-    call = await _read(state, http)
-    writer = _Writer(state, call)
-    headers = list(header_map(call.ignored).items())
-    with Generation(state, call.requests, http.receive) as generation:
-        if call.stream:
-            await send_events(http.send, writer.events(generation), headers=headers)
-            return
-        choices = await collect(generation, num_prompts=len(call.requests), n=call.sampling.n)
-        if not generation.disconnected:
-            await send_json(http.send, writer.response(generation, choices), headers=headers)
+    call = await read_call(state, http, parse_completion)
+    await answer(state, http, call, writer=_Writer(state, call))
 
 
-async def _read(state: ServerState, http: Exchange) -> CompletionCall:
-    """Body and parsed values live no longer than this."""
-    state.check_accepting()
-    async with state.bodies.reading(http.headers, http.receive) as body:
-        return await state.text_thread.run(
-            len(body), lambda: parse_completion(state, parse_json_object(body))
-        )
-
-
-def parse_completion(state: ServerState, values: dict[str, object]) -> CompletionCall:
+def parse_completion(state: ServerState, values: dict[str, object]) -> Call:
     """Every check of a completions request, in order, ending with token ids.
 
     Raises:
@@ -95,14 +60,13 @@ def parse_completion(state: ServerState, values: dict[str, object]) -> Completio
             param="n",
         )
     requests = [_request(state, prompt, sampling) for prompt in prompts]
-    return CompletionCall(
+    return Call(
         requests=requests,
-        prompt_texts=[_text(state, prompt) if echo else "" for prompt in prompts],
         model=model,
         stream=stream,
         include_usage=include_usage,
-        echo=echo,
         ignored=ignored,
+        prompt_texts=[_text(state, prompt) if echo else "" for prompt in prompts],
     )
 
 
@@ -129,7 +93,7 @@ def _text(state: ServerState, prompt: str | list[int]) -> str:
 class _Writer:
     """Renders one completions request's response."""
 
-    def __init__(self, state: ServerState, call: CompletionCall) -> None:
+    def __init__(self, state: ServerState, call: Call) -> None:
         self._call = call
         self._base: dict[str, object] = {
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -137,7 +101,12 @@ class _Writer:
             "created": int(time.time()),
             "model": call.model,
         }
+        # A chunk is these around its one choice: most of its bytes are the same every time.
+        self._prefix = event(self._base).removesuffix(b"}" + END_OF_EVENT) + b',"choices":['
+        usage = b',"usage":null' if call.include_usage else b""
+        self._suffix = b"]" + usage + b"}" + END_OF_EVENT
         self._n = call.sampling.n
+        self._started: set[int] = set()
         top = call.sampling.logprobs
         count = len(call.requests) * self._n
         self._logprobs = (
@@ -162,23 +131,27 @@ class _Writer:
     def _prompt_text(self, index: int) -> str:
         return self._call.prompt_texts[index // self._n]
 
-    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
+    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """Chunks: the echoed prompt first, one finish per choice, usage last where asked for."""
-        started: set[int] = set()
-        async for prompt_index, output in generation.outputs():
-            for index, delta in flat(prompt_index, output, self._n):
-                text = delta.text
-                if index not in started:
-                    started.add(index)
-                    text = self._prompt_text(index) + text
-                if text or delta.logprobs or delta.finish_reason is not None:
-                    choice = self._choice(
-                        index, text, logprobs=delta.logprobs, finish=delta.finish_reason
-                    )
-                    yield self._chunk([choice])
+        async with aclosing(generation.outputs()) as outputs:
+            async for prompt_index, output in outputs:
+                if chunks := self._chunks(prompt_index, output):
+                    yield chunks
         if self._call.include_usage and not generation.disconnected:
             usage = usage_object(generation.usage)
             yield event({**self._base, "choices": [], "usage": usage})
+
+    def _chunks(self, prompt_index: int, output: RequestOutput) -> bytes:
+        """An output's chunks as one write."""
+        chunks = []
+        for index, delta in flat(prompt_index, output, self._n):
+            text = delta.text
+            if index not in self._started:
+                self._started.add(index)
+                text = self._prompt_text(index) + text
+            if text or delta.logprobs or delta.finish_reason is not None:
+                chunks.append(self._chunk(index, text, delta))
+        return b"".join(chunks)
 
     def _choice(
         self,
@@ -196,8 +169,6 @@ class _Writer:
             "finish_reason": finish_text(finish),
         }
 
-    def _chunk(self, choices: list[dict[str, object]]) -> bytes:
-        chunk = {**self._base, "choices": choices}
-        if self._call.include_usage:
-            chunk["usage"] = None
-        return event(chunk)
+    def _chunk(self, index: int, text: str, delta: BranchDelta) -> bytes:
+        choice = self._choice(index, text, logprobs=delta.logprobs, finish=delta.finish_reason)
+        return self._prefix + encode_json(choice) + self._suffix

@@ -156,14 +156,17 @@ def _digest(key: bytes) -> bytes:
 
 
 class BodyReader:
-    """Reads bodies under a cap each and a cap over all connections together."""
+    """Reads bodies under a cap each and a cap over all connections together.
+
+    ``held`` is the bytes in memory now, of ``max_total_bytes``.
+    """
 
     def __init__(
         self, *, max_bytes: int = MAX_BODY_BYTES, max_total_bytes: int = MAX_BODIES_BYTES
     ) -> None:
         self._max_bytes = max_bytes
-        self._max_total_bytes = max_total_bytes
-        self._held = 0
+        self.max_total_bytes = max_total_bytes
+        self.held = 0
 
     @asynccontextmanager
     async def reading(self, headers: Headers, receive: Receive) -> AsyncIterator[bytes]:
@@ -183,15 +186,15 @@ class BodyReader:
         try:
             async for chunk in _chunks(receive):
                 size += len(chunk)
-                self._held += len(chunk)
+                self.held += len(chunk)
                 if size > self._max_bytes:
                     raise self._too_large()
-                if self._held > self._max_total_bytes:
+                if self.held > self.max_total_bytes:
                     raise OverloadedError("too many large requests at once; retry later")
                 chunks.append(chunk)
             yield b"".join(chunks)
         finally:
-            self._held -= size
+            self.held -= size
 
     def _too_large(self) -> RejectedError:
         return RejectedError(413, f"the body is too large; the limit is {self._max_bytes} bytes")

@@ -68,7 +68,12 @@ _BEAM = "beam search is not supported"
 
 FIELDS = (
     _honoured("model", "a served name; absent means the served model"),
-    _honoured("messages", "roles system, developer, user, assistant; text content", CHAT),
+    _honoured(
+        "messages",
+        "roles system, developer (means system), user, assistant; content a text or text parts, "
+        "which are joined by line ends; other keys of a message, such as name, are refused",
+        CHAT,
+    ),
     _honoured("prompt", "text, list of texts, token ids, or list of token ids", COMPLETIONS),
     _honoured("max_tokens", "limit on generated tokens, 1 or more"),
     _honoured("max_completion_tokens", "the newer name of max_tokens", CHAT),

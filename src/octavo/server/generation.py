@@ -14,6 +14,7 @@ from starlette.types import Receive
 
 from octavo.core.request import FinishReason, Request, TokenLogprobs
 from octavo.frontend import BranchDelta, RequestOutput, RequestStream, Usage
+from octavo.server.metrics import Outcome
 from octavo.server.state import ServerState
 
 Item = tuple[int, RequestOutput]
@@ -74,21 +75,21 @@ class Generation:
         Raises:
             OctavoError: a request was dropped; the others are cancelled with the context.
         """
-        async with contextlib.aclosing(self._observed()) as items:
-            async for index, output in items:
-                self._usage[index] = output.usage
-                yield index, output
-
-    async def _observed(self) -> AsyncGenerator[Item, None]:
         metrics = self._state.metrics
         watches = [metrics.watch(stream.request) for stream in self._streams]
+        outcome = Outcome.ABORT
         try:
-            async for index, output in self._merged():
-                watches[index].observe(output)
-                yield index, output
+            async with contextlib.aclosing(self._merged()) as merged:
+                async for index, output in merged:
+                    watches[index].observe(output)
+                    self._usage[index] = output.usage
+                    yield index, output
+        except Exception:
+            outcome = Outcome.ERROR
+            raise
         finally:
             for watch in watches:
-                watch.close()
+                watch.close(outcome)
 
     async def _merged(self) -> AsyncGenerator[Item, None]:
         if len(self._streams) == 1:
@@ -138,9 +139,10 @@ class Choice:
 async def collect(generation: Generation, *, num_prompts: int, n: int) -> list[Choice]:
     """All choices of a request that is not streamed, prompt-major."""
     choices = [Choice() for _ in range(num_prompts * n)]
-    async for index, output in generation.outputs():
-        for delta in output.branches:
-            choices[index * n + delta.branch].add(delta)
+    async with contextlib.aclosing(generation.outputs()) as outputs:
+        async for item in outputs:
+            for index, delta in flat(*item, n):
+                choices[index].add(delta)
     return choices
 
 

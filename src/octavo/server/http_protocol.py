@@ -1,15 +1,19 @@
-"""uvicorn's HTTP protocol with what it lacks: a header cap and read timeouts.
+"""uvicorn's HTTP protocol with what it lacks: a header cap, and deadlines for reading and writing.
 
 connection made ─ head timer ─▶ headers complete ─ body timer ─▶ message complete
     too many bytes or too late ▶ an error in the API's shape, and the connection closes
+bytes that the peer does not take ─ write timer ─▶ the connection is dropped
+
+So an open connection always has a clock running, or a handler that owes it an answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import http
+from functools import partial
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.server.replies import encode_json, error_body
 
@@ -17,6 +21,7 @@ MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
 HEAD_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
+WRITE_TIMEOUT_S = 30.0
 MAX_CONNECTIONS = 12_000
 
 
@@ -29,8 +34,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     head_timeout_s = HEAD_TIMEOUT_S
     body_timeout_s = BODY_TIMEOUT_S
+    write_timeout_s = WRITE_TIMEOUT_S
 
     _timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
     _in_head = True
     _raw_head_bytes = 0
     _parsed_head_bytes = 0
@@ -42,11 +49,15 @@ class GuardedProtocol(HttpToolsProtocol):
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
             return
+        # Every byte that the peer has not taken pauses writing, so that each has a deadline, also
+        # what is left when the connection is closed.
+        transport.set_write_buffer_limits(high=0)
         self._arm(self.head_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the clocks."""
         self._disarm()
+        self._disarm_write()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -59,6 +70,29 @@ class GuardedProtocol(HttpToolsProtocol):
             self._raw_head_bytes += len(data)
             if self._raw_head_bytes > MAX_HEAD_BYTES:
                 self._reject(431)
+        if self._is_unwatched():
+            # What came was no part of a message (empty lines), but it stopped uvicorn's clock.
+            self._arm(self.head_timeout_s)
+
+    def _is_unwatched(self) -> bool:
+        """Whether nothing would ever end this connection."""
+        return (
+            self._timer is None
+            and self.timeout_keep_alive_task is None
+            and not self.transport.is_closing()
+            and (self.cycle is None or self.cycle.response_complete)
+        )
+
+    def pause_writing(self) -> None:
+        """The peer does not take what was written: it has so long."""
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The peer has taken everything."""
+        self._disarm_write()
+        super().resume_writing()
 
     def on_message_begin(self) -> None:
         """A request line begins."""
@@ -84,6 +118,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._arm(self.body_timeout_s)
         super().on_headers_complete()
+        # For a response that fails after its head was sent: it is the connection's last.
+        self.scope["octavo.end_connection"] = partial(_end_after, self.cycle)  # type: ignore[typeddict-unknown-key]
 
     def on_message_complete(self) -> None:
         """The request is in: what follows is the server's time."""
@@ -112,14 +148,19 @@ class GuardedProtocol(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
 
+    def _disarm_write(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
     def _too_slow(self) -> None:
         if not self.transport.is_closing():
             self._reject(408)
 
     def _reject(self, status: int) -> None:
-        """Answer, unless a response is under way, and close."""
+        """Answer, unless another answer is under way, and close."""
         self._disarm()
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        if self._may_answer():
             message = http.HTTPStatus(status).phrase
             body = encode_json(error_body(message, error_type="invalid_request_error"))
             self.transport.write(
@@ -128,3 +169,14 @@ class GuardedProtocol(HttpToolsProtocol):
                 % (status, message.encode(), len(body), body)
             )
         self.transport.close()
+
+    def _may_answer(self) -> bool:
+        """Whether what is written now would be read as the answer to the message at fault."""
+        if self.cycle is None or self.cycle.response_complete:
+            return True
+        return not (self._in_head or self.pipeline or self.cycle.response_started)
+
+
+def _end_after(cycle: RequestResponseCycle) -> None:
+    """Close the connection when the response is complete."""
+    cycle.keep_alive = False

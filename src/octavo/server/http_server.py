@@ -13,6 +13,7 @@ from uvicorn.server import ServerState as ConnectionState
 from octavo.server.http_protocol import GuardedProtocol
 
 BACKLOG = 1024
+KEEP_ALIVE_S = 30
 
 
 class HttpServer:
@@ -29,11 +30,21 @@ class HttpServer:
             proxy_headers=False,
             server_header=False,
             date_header=False,
-            timeout_keep_alive=30,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         self._listener = listener
         self._state = ConnectionState()
         self._server: asyncio.Server | None = None
+
+    @property
+    def num_connections(self) -> int:
+        """Open connections, idle ones included."""
+        return len(self._state.connections)
+
+    @property
+    def num_handlers(self) -> int:
+        """Requests that are being answered."""
+        return len(self._state.tasks)
 
     async def start(self) -> None:
         """Accept connections."""

@@ -6,7 +6,8 @@ Names beginning ``octavo_`` are ours; ``vllm:`` repeats those that dashboards al
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -15,10 +16,13 @@ from prometheus_client.registry import Collector
 from octavo.core.request import Request
 from octavo.frontend import AsyncEngineClient, RequestOutput
 
+Limits = Mapping[str, tuple[float, float]]
+
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
 _KV_BYTES = "kv_bytes_"
+_KV_POOL = "kv_bytes_pool"
 
 # Engine counter → the name that other engines use for it.
 _ALIASES = {
@@ -34,24 +38,47 @@ class EngineCollector(Collector):
     """Turns the newest ``Stats`` into metric families at scrape time."""
 
     def __init__(
-        self, client: AsyncEngineClient, model: str, draining: Callable[[], float]
+        self,
+        client: AsyncEngineClient,
+        *,
+        model: str,
+        is_draining: Callable[[], bool],
+        limits: Callable[[], Limits],
     ) -> None:
         self._client = client
         self._model = model
-        self._draining = draining
+        self._is_draining = is_draining
+        self._limits = limits
 
     def collect(self) -> Iterator[Metric]:
         """See ``prometheus_client``."""
-        yield self._gauge("octavo_ready", "1 when new work is taken", float(self._client.ready))
-        yield self._gauge("octavo_draining", "1 while shutting down", self._draining())
+        draining = self._is_draining()
+        ready = self._client.ready and not draining
+        yield self._gauge("octavo_ready", "1 when new work is taken", float(ready))
+        yield self._gauge("octavo_draining", "1 while shutting down", float(draining))
         yield self._gauge(
             "octavo_requests_in_flight", "requests known to the frontend", self._client.num_active
         )
         yield self._counter(
             "octavo_engine_restarts", "engine deaths survived", self._client.engine_restarts
         )
+        yield from self._bounds()
         yield from self._snapshot()
         yield from self._facts()
+
+    def _bounds(self) -> Iterator[Metric]:
+        used, limit = (
+            GaugeMetricFamily(name, text, labels=["model_name", "resource"])
+            for name, text in (
+                ("octavo_limit_used", "use of a bounded resource"),
+                ("octavo_limit", "bound of a resource"),
+            )
+        )
+        for resource, (now, most) in self._limits().items():
+            used.add_metric([self._model, resource], now)
+            limit.add_metric([self._model, resource], most)
+        yield used
+        yield limit
 
     def _snapshot(self) -> Iterator[Metric]:
         stats = self._client.stats
@@ -64,7 +91,10 @@ class EngineCollector(Collector):
             "octavo_kv_bytes", "bytes of the KV pool by state", labels=["model_name", "state"]
         )
         for name, value in stats.gauges.items():
-            if name.startswith(_KV_BYTES):
+            if name == _KV_POOL:
+                # The sum of the states, so no state of its own.
+                yield self._gauge("octavo_kv_pool_bytes", "bytes of the KV pool", value)
+            elif name.startswith(_KV_BYTES):
                 kv_bytes.add_metric([self._model, name.removeprefix(_KV_BYTES)], value)
             elif name == "kv_usage":
                 yield self._gauge("vllm:kv_cache_usage_perc", "share of the pool in use", value)
@@ -79,18 +109,21 @@ class EngineCollector(Collector):
     def _facts(self) -> Iterator[Metric]:
         welcome = self._client.welcome
         if welcome is not None:
+            facts = {
+                "model_name": self._model,
+                "block_size": welcome.block_size,
+                "num_gpu_blocks": welcome.num_blocks,
+                "kv_bytes": welcome.kv_pool_bytes,
+                "cache_dtype": welcome.kv_dtype,
+                "kv_layout": welcome.kv_layout,
+                "max_num_seqs": welcome.max_num_seqs,
+                "max_num_batched_tokens": welcome.max_num_batched_tokens,
+                "fingerprint": welcome.fingerprint,
+            }
             info = GaugeMetricFamily(
-                "vllm:cache_config_info",
-                "the KV pool's shape",
-                labels=["model_name", "block_size", "num_gpu_blocks", "kv_bytes", "fingerprint"],
+                "vllm:cache_config_info", "the KV pool's shape", labels=list(facts)
             )
-            shape = (
-                welcome.block_size,
-                welcome.num_blocks,
-                welcome.kv_pool_bytes,
-                welcome.fingerprint,
-            )
-            info.add_metric([self._model, *map(str, shape)], 1)
+            info.add_metric([str(value) for value in facts.values()], 1)
             yield info
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
@@ -113,11 +146,14 @@ class Metrics:
         *,
         model: str,
         is_draining: Callable[[], bool],
+        limits: Callable[[], Limits],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock
         self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(client, model, lambda: float(is_draining())))
+        self._registry.register(
+            EngineCollector(client, model=model, is_draining=is_draining, limits=limits)
+        )
         self._labels = {"model_name": model}
         self.first_token = self._histogram("time_to_first_token_seconds", _SECONDS)
         self.inter_token = self._histogram("inter_token_latency_seconds", _TOKEN_SECONDS)
@@ -144,9 +180,9 @@ class Metrics:
         )
         return family.labels(**self._labels)
 
-    def finished(self, reason: str) -> None:
-        """Count an ended choice."""
-        self._finished.labels(**self._labels, finished_reason=reason).inc()
+    def finished(self, reason: str, count: int = 1) -> None:
+        """Count ended choices."""
+        self._finished.labels(**self._labels, finished_reason=reason).inc(count)
 
     def watch(self, request: Request) -> RequestWatch:
         """Begin to measure a request."""
@@ -157,36 +193,47 @@ class Metrics:
         return generate_latest(self._registry)
 
 
+class Outcome(StrEnum):
+    """What became of choices that did not finish: the client left, or they were dropped."""
+
+    ABORT = "abort"
+    ERROR = "error"
+
+
 class RequestWatch:
     """Measures one request from its arrival."""
 
     def __init__(self, metrics: Metrics, request: Request) -> None:
         self._metrics = metrics
         self._request = request
-        self._last: float | None = None
-        self._tokens = 0
-        self._finished = False
+        self._seen_at: dict[int, float] = {}
+        self._unfinished = request.sampling.n
 
     def observe(self, output: RequestOutput) -> None:
         """An output is about to leave."""
         metrics, now = self._metrics, self._metrics.clock()
-        new_tokens = output.usage.completion_tokens - self._tokens
-        self._tokens = output.usage.completion_tokens
-        if self._last is None:
+        if not self._seen_at:
             metrics.first_token.observe(now - self._request.arrival_time)
             metrics.prompt_tokens.inc(output.usage.prompt_tokens)
-        elif new_tokens:
-            metrics.inter_token.observe((now - self._last) / new_tokens)
-        metrics.generation_tokens.inc(new_tokens)
-        self._last = now
         for delta in output.branches:
+            if count := len(delta.token_ids):
+                self._observe_tokens(delta.branch, count, now)
             if delta.finish_reason is not None:
+                self._unfinished -= 1
                 metrics.finished(delta.finish_reason.value)
         if output.finished:
-            self._finished = True
             metrics.latency.observe(now - self._request.arrival_time)
 
-    def close(self) -> None:
-        """The request ended, or its client left."""
-        if not self._finished:
-            self._metrics.finished("abort")
+    def _observe_tokens(self, branch: int, count: int, now: float) -> None:
+        """``count`` tokens of one branch; those that came together share the gap before them."""
+        before = self._seen_at.get(branch)
+        self._seen_at[branch] = now
+        self._metrics.generation_tokens.inc(count)
+        if before is not None:
+            for _ in range(count):
+                self._metrics.inter_token.observe((now - before) / count)
+
+    def close(self, outcome: Outcome) -> None:
+        """The request ended; what it still owed ended with ``outcome``."""
+        if self._unfinished:
+            self._metrics.finished(outcome.value, self._unfinished)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -47,6 +47,12 @@ class Exchange:
         """The request's headers, names in lower case."""
         headers: Sequence[tuple[bytes, bytes]] = self.scope["headers"]
         return headers
+
+    def end_connection(self) -> None:
+        """Make the response, which may have begun, the connection's last."""
+        end: Callable[[], None] | None = self.scope.get("octavo.end_connection")
+        if end is not None:
+            end()
 
 
 async def send_json(
@@ -107,6 +113,6 @@ def header(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> bytes | None:
     return next((value for key, value in headers if key == name), None)
 
 
-def header_map(ignored: Sequence[str]) -> Mapping[bytes, bytes]:
-    """Response headers that name the ignored fields."""
-    return {b"x-octavo-ignored": ", ".join(ignored).encode()} if ignored else {}
+def ignored_header(ignored: Sequence[str]) -> list[tuple[bytes, bytes]]:
+    """The response header that names the ignored fields, where there are any."""
+    return [(b"x-octavo-ignored", ", ".join(ignored).encode())] if ignored else []

@@ -10,8 +10,6 @@ from octavo.server.fields import Endpoint
 from octavo.server.typed_body import TypedBody, finite_number
 
 COMPLETIONS_MAX_TOKENS = 16
-# What block boundaries may cost each further choice of a prompt.
-CHOICE_SLACK_TOKENS = 128
 _NUMBERS = (
     "temperature",
     "top_p",
@@ -70,7 +68,10 @@ class TokenLimits:
 def fit_max_tokens(
     params: SamplingParams, *, num_prompt_tokens: int, limits: TokenLimits, default: int | None
 ) -> SamplingParams:
-    """Settle ``max_tokens``: explicit ones that cannot fit are refused, else what is left.
+    """Settle ``max_tokens``: an explicit one that cannot fit is refused.
+
+    Without one and without ``default`` it stays None: the engine, which knows what every choice
+    costs in blocks, fits it to the model and the pool.
 
     Raises:
         ContextLengthError: with both numbers.
@@ -96,14 +97,11 @@ def fit_max_tokens(
             f"{num_prompt_tokens + wanted}, but {name} is {limit} tokens",
             param="max_tokens",
         )
-    if wanted is None:
-        # The pool holds the prompt once and must hold every choice when all have grown.
-        share = (limits.pool - num_prompt_tokens) // params.n - CHOICE_SLACK_TOKENS
-        room = room if params.n == 1 else max(1, min(room, share))
-        wanted = room if default is None else min(room, default)
-    if params.min_tokens > wanted:
+    if wanted is None and default is not None:
+        wanted = min(room, default)
+    if params.min_tokens > (most := room if wanted is None else wanted):
         raise InvalidRequestError(
-            f"min_tokens ({params.min_tokens}) exceeds max_tokens ({wanted})", param="min_tokens"
+            f"min_tokens ({params.min_tokens}) exceeds max_tokens ({most})", param="min_tokens"
         )
     return replace(params, max_tokens=wanted)
 

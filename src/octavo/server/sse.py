@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
-
-from starlette.types import Send
+from collections.abc import AsyncGenerator, Sequence
 
 from octavo.errors import EngineError, OctavoError
-from octavo.server.replies import encode_json, error_body_of
+from octavo.server.replies import Exchange, encode_json, error_body_of
 
 FIRST_EVENT_S = 10.0
 PING_S = 15.0
 PING = b": ping\n\n"
+END_OF_EVENT = b"\n\n"
 DONE = b"data: [DONE]\n\n"
 
 logger = logging.getLogger(__name__)
@@ -22,38 +21,46 @@ logger = logging.getLogger(__name__)
 
 def event(value: object) -> bytes:
     """One ``data:`` event."""
-    return b"data: " + encode_json(value) + b"\n\n"
+    return b"data: " + encode_json(value) + END_OF_EVENT
 
 
 async def send_events(
-    send: Send, events: AsyncIterator[bytes], *, headers: Sequence[tuple[bytes, bytes]]
+    http: Exchange,
+    events: AsyncGenerator[bytes, None],
+    *,
+    headers: Sequence[tuple[bytes, bytes]],
 ) -> None:
-    """Send events until they end, then [DONE].
+    """Send events until they end, then [DONE]; ``events`` is closed in any case.
 
     The response starts with the first event, so that an error before it keeps its HTTP status;
-    after ``FIRST_EVENT_S`` of waiting it starts without one. A later error becomes an event.
+    after ``FIRST_EVENT_S`` of waiting it starts without one. A later error becomes an event, and
+    the connection closes after it.
     """
-    first = asyncio.ensure_future(anext(events))
-    try:
-        await asyncio.wait({first}, timeout=FIRST_EVENT_S)
-        if first.done() and isinstance(first.exception(), StopAsyncIteration):
-            return  # the client left before there was anything to say
-        if first.done() and first.exception() is not None:
-            first.result()
-        await _Stream(send).run(first, events, headers)
-    finally:
-        first.cancel()
+    async with contextlib.aclosing(events):
+        first = asyncio.ensure_future(anext(events))
+        try:
+            await asyncio.wait({first}, timeout=FIRST_EVENT_S)
+            if first.done() and isinstance(first.exception(), StopAsyncIteration):
+                return  # the client left before there was anything to say
+            if first.done() and first.exception() is not None:
+                first.result()
+            await _Stream(http).run(first, events, headers)
+        finally:
+            # A generator that still runs cannot be closed.
+            first.cancel()
+            await asyncio.wait({first})
 
 
 class _Stream:
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, http: Exchange) -> None:
+        self._http = http
+        self._send = http.send
         self._sent_at = 0.0
 
     async def run(
         self,
         first: asyncio.Future[bytes],
-        events: AsyncIterator[bytes],
+        events: AsyncGenerator[bytes, None],
         headers: Sequence[tuple[bytes, bytes]],
     ) -> None:
         await self._send(
@@ -75,18 +82,21 @@ class _Stream:
                 await self._write(data)
             await self._write(DONE)
         except OctavoError as error:
-            await self._write(event(error_body_of(error)))
+            await self._fail(error)
         except StopAsyncIteration:
             pass
         except Exception:
             logger.exception("a stream failed")
-            failure = EngineError("internal error; see the server's log")
-            await self._write(event(error_body_of(failure)))
+            await self._fail(EngineError("internal error; see the server's log"))
         finally:
             pinger.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await pinger
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _fail(self, error: OctavoError) -> None:
+        self._http.end_connection()
+        await self._write(event(error_body_of(error)))
 
     async def _write(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequestError, ModelNotFoundError, UnavailableError
 from octavo.frontend import AsyncEngineClient
 from octavo.server.edge import ApiKeys, BodyReader
+from octavo.server.http_protocol import MAX_CONNECTIONS
 from octavo.server.sampling_fields import TokenLimits
 from octavo.server.text_thread import TextThread
 from octavo.server.typed_body import shown_name
@@ -44,6 +45,25 @@ class ServerState:
     request_timeout_s: float = REQUEST_TIMEOUT_S
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
+    num_connections: Callable[[], int] = lambda: 0
+
+    def limits(self) -> dict[str, tuple[float, float]]:
+        """Every bounded resource that is known now: name → (used, limit); see ``limits.py``."""
+        found: dict[str, tuple[float, float]] = {
+            "connections": (self.num_connections(), MAX_CONNECTIONS),
+            "request_body_bytes": (self.bodies.held, self.bodies.max_total_bytes),
+            **self.client.limits(),
+        }
+        welcome, stats = self.client.welcome, self.client.stats
+        if welcome is not None:
+            pool = welcome.kv_pool_bytes
+            used = 0.0 if stats is None else stats.gauges["kv_usage"] * pool
+            waiting = 0 if stats is None else stats.num_waiting
+            running = 0 if stats is None else stats.num_running
+            found["kv_pool_bytes"] = (used, pool)
+            found["waiting_requests"] = (waiting, welcome.max_waiting)
+            found["running_sequences"] = (running, welcome.max_num_seqs)
+        return found
 
     def check_accepting(self) -> None:
         """Whether new work is taken.

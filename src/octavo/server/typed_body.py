@@ -7,8 +7,6 @@ from collections.abc import Mapping
 
 from octavo.errors import InvalidRequestError
 
-MAX_LIST = 1 << 20
-
 
 class TypedBody:
     """A parsed body. Every reader raises ``InvalidRequestError`` naming the field."""

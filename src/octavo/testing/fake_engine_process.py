@@ -7,15 +7,15 @@ restarts are quick and know when things happen.
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from octavo.cluster.child import ChildChannel, run_child
+from octavo.cluster.engine_host import EngineHost
 from octavo.cluster.engine_loop import EngineLoop
-from octavo.cluster.engine_process import snapshot_of, welcome_of
+from octavo.cluster.engine_process import welcome_of
 from octavo.cluster.transport import RouterTransport, engine_address
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.engine import EngineCore
@@ -31,28 +31,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--num-blocks", type=int, default=64)
     parser.add_argument("--vocab-size", type=int, default=49152)
     parser.add_argument("--poison", type=int, default=-1)
+    parser.add_argument("--slow", type=int, default=-1)
+    parser.add_argument("--slow-s", type=float, default=0.0)
+    parser.add_argument("--hang", type=int, default=-1)
     parser.add_argument("--death-fd", type=int, default=-1)
     parser.add_argument("--status-fd", type=int, default=-1)
     options = parser.parse_args(argv)
-    logging.basicConfig(level=logging.WARNING)
     channel = ChildChannel(
         death_fd=options.death_fd, status_fd=options.status_fd, runtime_dir=options.runtime_dir
     )
-    return run_child(channel, lambda: _serve(channel, options))
+    return run_child(channel, lambda: _serve(channel, options), name="engine")
 
 
 def _serve(channel: ChildChannel, options: argparse.Namespace) -> int:
     channel.report("resolved")
     info = make_info(num_blocks=options.num_blocks, vocab_size=options.vocab_size)
-    runner = MortalRunner(FakeRunner(info), options.step_s, options.poison)
+    runner = MortalRunner(
+        FakeRunner(info),
+        step_s=options.step_s,
+        poison=options.poison,
+        slow=options.slow,
+        slow_s=options.slow_s,
+        hang=options.hang,
+    )
     scheduler = SchedulerConfig()
     core = EngineCore(runner, scheduler, CacheConfig(), epoch=time.time_ns())
     loop = EngineLoop(
         core,
         RouterTransport(engine_address(options.runtime_dir)),
         welcome_of(core, info, max_num_seqs=scheduler.max_num_seqs),
-        snapshot=lambda: snapshot_of(core),
-        control=lambda verb: {"invariants": core.check_invariants()},
+        host=EngineHost(core, progress=lambda: runner.progress),
         clock=time.monotonic,
     )
     channel.report("ready")

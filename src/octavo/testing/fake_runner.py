@@ -2,7 +2,8 @@
 
 Each KV slot holds (token, position). A sampled token is a hash of (seed, branch, position, the
 sequence's own tokens) where those tokens are read *through the block tables*, so a block that is
-shared wrongly, reused early, copied late or never written changes the answer or raises.
+shared wrongly, reused early, copied late or never written changes the answer or raises. A slot can
+also hold NOT_A_NUMBER: whoever reads it can sample nothing, and that is the request's own failure.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from octavo.core.runner import KVGroupSpec, RunnerInfo
 from octavo.core.step import RowPlan, RowResult, SlotState, StepPlan, StepResult
 
 POISON = -1
+NOT_A_NUMBER = -2
 _POSITION_BITS = 24
-_POSITION_MASK = (1 << _POSITION_BITS) - 1
 
 
 class FakeRunnerError(Exception):
@@ -38,10 +39,16 @@ def next_token(
     return token
 
 
+def _values(tokens: list[int], start: int, end: int) -> list[int]:
+    """What the slots of positions ``start`` to ``end`` hold."""
+    return [token << _POSITION_BITS | at for at, token in enumerate(tokens[start:end], start)]
+
+
 @dataclass(slots=True)
 class _Slot:
     state: SlotState
     history: list[int]
+    values: list[int]
     tables: list[list[int]]
     first_blocks: list[int]
 
@@ -62,10 +69,14 @@ class RunnerCounts:
 
 @dataclass(slots=True)
 class FakeRunner:
-    """Implements ``Runner``. ``fail_next`` makes the next step raise, after half of its writes."""
+    """Implements ``Runner``. ``fail_next`` makes the next step raise, after half of its writes.
+
+    ``spoil_next`` makes the next step's last row (a chunk, if there is any) write NOT_A_NUMBER.
+    """
 
     info: RunnerInfo
     fail_next: bool = False
+    spoil_next: bool = False
     counts: RunnerCounts = field(default_factory=RunnerCounts)
     _store: list[list[list[int]]] = field(default_factory=list)
     _slots: dict[int, _Slot] = field(default_factory=dict)
@@ -96,12 +107,9 @@ class FakeRunner:
             if self.fail_next and index >= len(plan.rows) // 2:
                 self.fail_next = False
                 raise RuntimeError("injected fault")
-            self._write(row)
+            self._write(row, spoil=self.spoil_next and index == len(plan.rows) - 1)
         samples = [
-            RowResult(row=index, token_ids=tokens, logprobs=self._logprobs(row, tokens))
-            for index, row in enumerate(plan.rows)
-            if row.num_samples
-            for tokens in [self._sample(row)]
+            self._sample(index, row) for index, row in enumerate(plan.rows) if row.num_samples
         ]
         self._count(plan, len(samples))
         return StepResult(step_id=plan.step_id, rows=tuple(samples), progress=self._num_steps)
@@ -118,7 +126,11 @@ class FakeRunner:
         groups = range(len(self.info.groups))
         for state in plan.new_slots:
             self._slots[state.slot] = _Slot(
-                state, list(state.token_ids), [[] for _ in groups], [0 for _ in groups]
+                state,
+                list(state.token_ids),
+                [],
+                [[] for _ in groups],
+                [0 for _ in groups],
             )
 
     def _apply_copies(self, plan: StepPlan) -> None:
@@ -131,7 +143,7 @@ class FakeRunner:
             fresh[: copy.num_tokens] = store[copy.src][: copy.num_tokens]
             store[copy.dst] = fresh
 
-    def _write(self, row: RowPlan) -> None:
+    def _write(self, row: RowPlan, *, spoil: bool) -> None:
         slot = self._slots[row.slot]
         for update in row.tables:
             table = slot.tables[update.group]
@@ -146,15 +158,22 @@ class FakeRunner:
         if known != list(row.token_ids[: len(known)]) or row.start > len(slot.history):
             raise FakeRunnerError("a row's tokens contradict the slot's history")
         slot.history[row.start : end] = row.token_ids
+        slot.values += _values(slot.history, len(slot.values), end)
+        values = slot.values[row.start : end]
+        if spoil:
+            self.spoil_next = False
+            values = [NOT_A_NUMBER] * len(values)
         size = self.info.block_size
         for group, table in enumerate(slot.tables):
             store, first = self._store[group], slot.first_blocks[group]
-            for position, token in enumerate(row.token_ids, row.start):
-                block = store[table[position // size - first]]
-                block[position % size] = token << _POSITION_BITS | position
+            for position, value in enumerate(values, row.start):
+                store[table[position // size - first]][position % size] = value
 
-    def _read(self, slot: _Slot, group: int, end: int) -> list[int]:
-        """Tokens that a query at position ``end - 1`` sees in one group, checked slot by slot."""
+    def _read(self, slot: _Slot, group: int, end: int) -> list[int] | None:
+        """Tokens that a query at position ``end - 1`` sees in one group, checked slot by slot.
+
+        None if one of them is not a number.
+        """
         size = self.info.block_size
         start = visible_from(end - 1, self.info.groups[group].window)
         first = slot.first_blocks[group]
@@ -163,18 +182,30 @@ class FakeRunner:
         for block in slot.tables[group][start // size - first : (end - 1) // size - first + 1]:
             raw += store[block]
         raw = raw[start % size : start % size + end - start]
-        if [value & _POSITION_MASK for value in raw] != list(range(start, end)) or min(raw) < 0:
+        if NOT_A_NUMBER in raw:
+            return None
+        if raw != slot.values[start:end]:
             raise FakeRunnerError(f"a row read KV that is not its own (positions {start}-{end})")
         return [value >> _POSITION_BITS for value in raw]
 
-    def _sample(self, row: RowPlan) -> tuple[int, ...]:
+    def _sample(self, index: int, row: RowPlan) -> RowResult:
         slot = self._slots[row.slot]
         end = row.start + len(row.token_ids)
-        histories = [self._read(slot, group, end) for group in range(len(self.info.groups))]
-        return tuple(
+        histories: list[list[int]] = []
+        for group in range(len(self.info.groups)):
+            seen = self._read(slot, group, end)
+            if seen is None:
+                return RowResult(row=index, token_ids=(-1,) * row.num_samples, failed=True)
+            histories.append(seen)
+        tokens = tuple(
             next_token(slot.state, branch, histories, position=end, vocab_size=self.info.vocab_size)
             for branch in range(slot.state.branch, slot.state.branch + row.num_samples)
         )
+        return RowResult(row=index, token_ids=tokens, logprobs=self._logprobs(row, tokens))
+
+    def holds_nan(self, group: int, block: int) -> bool:
+        """Whether some slot of a block is not a number."""
+        return NOT_A_NUMBER in self._store[group][block]
 
     def _logprobs(self, row: RowPlan, tokens: tuple[int, ...]) -> tuple[TokenLogprobs, ...]:
         if self._slots[row.slot].state.sampling.logprobs is None:

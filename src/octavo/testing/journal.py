@@ -5,6 +5,7 @@ from __future__ import annotations
 from octavo.core.request import BranchOutput, FinishReason, Request, Submit
 from octavo.core.runner import RunnerInfo
 from octavo.core.step import SlotState
+from octavo.errors import OverloadedError
 from octavo.testing.fake_runner import run_alone
 
 
@@ -42,8 +43,13 @@ class JournalEntry:
         )
 
     def take(self, output: BranchOutput) -> None:
-        """Accept one output: in order, once, and not after the end (P1, P2)."""
+        """Accept one output: in order, once, and not after the end (P1, P2).
+
+        An attempt that continues one which was accepted may not be turned away for lack of room.
+        """
         where = f"{output.request_id}/{output.branch}"
+        if output.error_code == OverloadedError.code and self.epoch:
+            raise SimulationError(f"{where}: a continuation is refused: {output.error}")
         if output.branch in self.ended:
             raise SimulationError(f"{where}: output after its end")
         if output.position != len(self.delivered[output.branch]) or output.epoch != self.epoch:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import time
 
+from octavo.cluster.engine_host import EngineHost
 from octavo.cluster.engine_loop import EngineLoop
-from octavo.cluster.engine_process import snapshot_of, welcome_of
+from octavo.cluster.engine_process import welcome_of
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.runner import RunnerInfo
 from octavo.engine import EngineCore
@@ -23,8 +24,9 @@ PEER = b"loopback"
 class LoopbackEngine:
     """``Transport`` and ``EngineTransport`` in one; steps the engine while ``run`` runs.
 
-    ``step_s`` slows the engine down; the token ``poison`` kills it. ``kill`` drops the engine
-    with all it knows; ``revive`` starts another epoch.
+    ``step_s`` slows the engine down; the tokens ``poison`` and ``curse`` kill it (see
+    ``MortalRunner``). ``kill`` drops the engine with all it knows; ``revive`` starts another
+    epoch, with ``info`` as it is then. While ``full`` is set nothing can be sent to it.
     """
 
     def __init__(
@@ -34,10 +36,13 @@ class LoopbackEngine:
         scheduler: SchedulerConfig | None = None,
         step_s: float = 0.0,
         poison: int = -1,
+        curse: int = -1,
     ) -> None:
         self.info = info
         self.step_s = step_s
         self.poison = poison
+        self.curse = curse
+        self.full = False
         self.deaths = 0
         self.sent: list[bytes] = []
         self._scheduler = scheduler or SchedulerConfig()
@@ -59,6 +64,8 @@ class LoopbackEngine:
 
     def send(self, frame: bytes) -> bool:
         """See ``Transport.send``; ``sent`` keeps every frame."""
+        if self.full:
+            return False
         if self._alive:
             self.sent.append(frame)
             self._inbox.append((PEER, frame))
@@ -75,15 +82,20 @@ class LoopbackEngine:
         assert self._receiver is not None
         self._epoch += 1
         self._inbox, self._outbox = [], []
-        self.runner = MortalRunner(FakeRunner(self.info), poison=self.poison)
-        core = EngineCore(self.runner, self._scheduler, CacheConfig(), epoch=self._epoch)
+        self.runner = MortalRunner(FakeRunner(self.info), poison=self.poison, curse=self.curse)
+        runner = self.runner
+        core = EngineCore(runner, self._scheduler, CacheConfig(), epoch=self._epoch)
         self.engine = core
         self._loop = EngineLoop(
             core,
             _Side(self._inbox, self._outbox),
-            welcome_of(core, self.info, max_num_seqs=self._scheduler.max_num_seqs),
-            snapshot=lambda: snapshot_of(core),
-            control=lambda verb: {"verb": verb},
+            welcome_of(
+                core,
+                self.info,
+                max_num_seqs=self._scheduler.max_num_seqs,
+                scheduler=self._scheduler,
+            ),
+            host=EngineHost(core, progress=lambda: runner.progress),
             clock=time.monotonic,
         )
         self._alive = True

@@ -4,9 +4,9 @@
 
 A virtual clock, a fake runner that reads its answers back out of its KV, and a random stream of
 arrivals, aborts, stopped branches, refused allocations, forced preemptions and evictions, reader
-leases, runner faults, repeated messages and crashes with resubmission. Every invariant is checked
-on every step and every ended branch is compared with the request run alone. The same seed gives
-the same run; a step is counted only if it computed a token.
+leases, runner faults, spoiled KV, repeated messages and crashes with resubmission. Every invariant
+is checked on every step and every ended branch is compared with the request run alone. The same
+seed gives the same run; a step is counted only if it computed a token.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
+from time import process_time
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.request import Abort, BranchOutput, Request, StopBranch, Submit
@@ -24,6 +26,7 @@ from octavo.core.runner import RunnerInfo
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import EngineCore
 from octavo.kv.block_pool import BlockPool
+from octavo.kv.prefix_index import Node
 from octavo.testing.fake_runner import FakeRunner, make_info
 from octavo.testing.journal import JournalEntry, SimulationError
 
@@ -35,12 +38,19 @@ MAX_OUTPUT = 24
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """The shape of one episode."""
+    """The shape of one episode. ``shares``: blocks are shared (prefixes, branches) and leased."""
 
     info: RunnerInfo
     scheduler: SchedulerConfig
     cache: CacheConfig
     load: int
+    shares: bool
+
+    @property
+    def never_preempts(self) -> bool:
+        """Whether promises must hold to the last block (see ``scheduler.admission``)."""
+        exact = len(self.info.groups) == 1 or not self.shares
+        return self.scheduler.policy == "reserve" and exact
 
 
 def draw_scenario(rng: Random) -> Scenario:
@@ -62,9 +72,9 @@ def draw_scenario(rng: Random) -> Scenario:
         policy=rng.choice(["reserve", "estimate", "optimistic", "optimistic"]),
         check_every_n_steps=1,
     )
-    return Scenario(
-        info, scheduler, CacheConfig(prefix_cache=rng.random() < 0.8), rng.randint(7, 14)
-    )
+    shares = rng.random() < 0.85
+    cache = CacheConfig(prefix_cache=shares and rng.random() < 0.9)
+    return Scenario(info, scheduler, cache, rng.randint(7, 14), shares)
 
 
 class FlakyAllocation:
@@ -95,6 +105,8 @@ class Episode:
         self.now = 0.0
         self.entries: dict[str, JournalEntry] = {}
         self.live: dict[str, JournalEntry] = {}
+        self._failed: list[Request] = []
+        self._digests: dict[str, bytes] = {}
         self.leases: list[tuple[int, ...]] = []
         self._num_requests = 0
         self._num_forced = 0
@@ -140,6 +152,7 @@ class Episode:
             self._deliver(output)
         stepped = self.runner.counts.steps - before
         self._check(may_idle=bool(stepped) or self.core.counters.failed_steps > failed)
+        self._check_failed()
         for group, pool in enumerate(self.core.kv.pools):
             self.runner.poison(group, pool.free_blocks())
         if stepped:
@@ -153,6 +166,9 @@ class Episode:
         if entry is None:
             raise SimulationError(f"an output for {output.request_id}, which is not live")
         entry.take(output)
+        if output.error is not None and "NaN" in output.error:
+            self._failed.append(entry.request)
+            self.events["failed rows"] += 1
         if output.finish_reason is None:
             return
         self.events[f"ended {output.error_code or output.finish_reason}"] += 1
@@ -168,13 +184,22 @@ class Episode:
         violations = core.violations if may_idle else core.check_invariants()
         if violations:
             raise SimulationError("; ".join(violations))
-        refused = sum(flaky.num_refused for flaky in self.flaky)
-        self.events["refused allocations"] += refused
         for flaky in self.flaky:
+            self.events["refused allocations"] += flaky.num_refused
             flaky.num_refused = 0
-        idle = not may_idle and core.scheduler.waiting and not core.scheduler.running
-        if idle and not refused and not self.leases:
-            raise SimulationError("I9: requests wait, nothing runs and nobody was admitted")
+
+    def _check_failed(self) -> None:
+        """Nothing that a request which failed may be part of stays in the cache alone."""
+        kv, failed = self.core.kv, list(self._failed)
+        self._failed.clear()
+        for group, pool in enumerate(kv.pools) if failed else ():
+            spoiled = filter(partial(self.runner.holds_nan, group), pool.cached_blocks())
+            for first_token, digest in map(
+                _origin, map(kv.index.blocks(group).__getitem__, spoiled)
+            ):
+                if any(first_token == r.prompt_token_ids[0]
+                       and digest == self._digests[r.tenant] for r in failed):  # fmt: skip
+                    raise SimulationError("a block that is not a number can still be found")
 
     def _check_idle(self) -> None:
         if self.live:
@@ -187,8 +212,7 @@ class Episode:
                 raise SimulationError("I10: blocks are missing at idle")
         counters = self.core.stats().counters
         broken = counters["preemptions"] > self._num_forced or counters["promises_shed"]
-        one_group = len(self.scenario.info.groups) == 1
-        if self.scenario.scheduler.policy == "reserve" and one_group and broken:
+        if self.scenario.never_preempts and broken:
             raise SimulationError("a reserving policy preempted for want of blocks")
         for name in ("preemptions", "forks", "cow_copies", "partial_hits", "prefix_hit_tokens",
                      "evicted_blocks", "promises_shed", "twin_waits", "mixed_steps"):  # fmt: skip
@@ -207,7 +231,7 @@ class Episode:
             request_id=f"r{self._num_requests}",
             prompt_token_ids=tuple(prompt),
             sampling=SamplingParams(
-                n=rng.choice([1, 1, 1, 2, 3]),
+                n=rng.choice([1, 1, 1, 2, 3]) if self.scenario.shares else 1,
                 max_tokens=output if rng.random() < 0.9 else None,
                 min_tokens=rng.choice([0, 0, min(3, output)]),
                 seed=rng.randrange(1 << 30),
@@ -219,10 +243,16 @@ class Episode:
         )
         entry = JournalEntry(request)
         self.entries[request.request_id] = self.live[request.request_id] = entry
+        self._submit(entry)
+        self.events["arrivals"] += 1
+
+    def _submit(self, entry: JournalEntry) -> None:
+        """Hand a request to the engine, whatever of it was delivered already."""
+        request = entry.request
         self.core.handle(entry.submit(), self.now)
         if (state := self.core.requests.states.get(request.request_id)) is not None:
             entry.limit = state.max_output
-        self.events["arrivals"] += 1
+            self._digests[request.tenant] = state.digest
 
     def _disturb(self) -> None:
         """Fire each kind of trouble with its own probability."""
@@ -236,6 +266,7 @@ class Episode:
             ("lease ends", 0.05, self._end_leases),
             ("cache resets", 0.003, self._reset_cache),
             ("runner faults", 0.004, self._fault),
+            ("spoiled rows", 0.004, self._spoil),
             ("duplicate submits", 0.01, self._duplicate),
             ("resubmits", 0.01, self._resubmit),
             ("crashes", 0.003, self._crash),
@@ -283,7 +314,7 @@ class Episode:
 
     def _lease(self) -> bool:
         running = self.core.scheduler.running
-        kv = self.rng.choice(running).kv if running else None
+        kv = self.rng.choice(running).kv if running and self.scenario.shares else None
         if kv is None:
             return False
         self.leases.append(self.core.kv.lease(kv))
@@ -305,6 +336,10 @@ class Episode:
         self.runner.fail_next = True
         return True
 
+    def _spoil(self) -> bool:
+        self.runner.spoil_next = True
+        return True
+
     def _duplicate(self) -> bool:
         """The same message twice."""
         self._flush()
@@ -319,7 +354,7 @@ class Episode:
         entry = self._any_live()
         if entry is not None:
             entry.epoch += 1
-            self.core.handle(entry.submit(), self.now)
+            self._submit(entry)
         return entry is not None
 
     def _crash(self) -> bool:
@@ -327,12 +362,21 @@ class Episode:
         self._boot()
         for entry in self.live.values():
             entry.epoch += 1
-            self.core.handle(entry.submit(), self.now)
+            self._submit(entry)
         return True
 
     def _flush(self) -> None:
         """Deliver what is in the outbox, so that no output of an old epoch is under way."""
         self._step()
+
+
+def _origin(node: Node) -> tuple[int, bytes]:
+    """The first token of a cached block's sequence, and the key that it is cached under."""
+    parent = node.parent
+    assert parent is not None, "I5: a root holds no block"
+    while parent.parent is not None:
+        node, parent = parent, parent.parent
+    return node.tokens[0], parent.digest
 
 
 def simulate(seed: int, num_steps: int) -> Counter[str]:
@@ -359,11 +403,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=20_000)
     options = parser.parse_args()
+    started = process_time()
     events = simulate(options.seed, options.steps)
+    spent_s = process_time() - started
     running = events.pop("running") / events["steps"]
     for name, number in sorted(events.items()):
         sys.stdout.write(f"{number:>10}  {name}\n")
     sys.stdout.write(f"{running:>10.1f}  mean running\n")
+    sys.stdout.write(f"{events['steps'] / spent_s:>10,.0f}  steps per CPU second\n")
 
 
 if __name__ == "__main__":

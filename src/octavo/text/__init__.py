@@ -1,6 +1,6 @@
 """Text and tokens: tokenizers, chat templates, incremental detokenisation, stop strings."""
 
-from octavo.text.chat_template import ChatTemplate
+from octavo.text.chat_template import ChatTemplate, read_messages
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.stop_strings import StopResult, StopStringMatcher, TextDelta, TextStream
 from octavo.text.tokenizer import Tokenizer, check_text
@@ -14,4 +14,5 @@ __all__ = [
     "TextStream",
     "Tokenizer",
     "check_text",
+    "read_messages",
 ]

@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 from typing import Any, Final
@@ -42,10 +42,14 @@ from octavo.text.template_sandbox import (
 from octavo.text.tokenizer import Tokenizer, check_text
 from octavo.text.vocabulary import digest_of
 
-ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-# What a client may set beside the messages (``chat_template_kwargs``).
-TEMPLATE_KWARGS: Final = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
-MAX_DEPTH: Final = 64
+# What a client may call a role → what templates call it.
+ROLES: Final = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+MAX_SHOWN_CHARS: Final = 64
 
 _CHATML: Final = (
     "{% for message in messages %}"
@@ -108,76 +112,46 @@ class ChatTemplate:
         return cls(source, tokenizer)
 
     def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
+        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True
     ) -> str:
-        """The exact prompt text.
-
-        A message has a ``role`` of ``ROLES`` and a ``content``: a string, null, or a list of text
-        parts, which are joined by a line end. ``template_kwargs`` may hold ``TEMPLATE_KWARGS``.
+        """The exact prompt text of messages as ``read_messages`` takes them.
 
         Raises:
             InvalidRequestError: a message is malformed, or the template refuses the conversation.
             ModelFileError: the template tries to leave its sandbox.
         """
-        options = {"add_generation_prompt": add_generation_prompt, "tools": tools}
-        return self._render(messages, options, template_kwargs or {})[0]
+        return self._render(messages, add_generation_prompt)[0]
 
     def encode(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
+        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True
     ) -> list[int]:
         """The ids of the rendered prompt; see ``render``. Users' text makes no special token."""
-        options = {"add_generation_prompt": add_generation_prompt, "tools": tools}
-        text, breaks = self._render(messages, options, template_kwargs or {})
+        text, breaks = self._render(messages, add_generation_prompt)
         return self._tokenizer.encode_rendered(text, breaks)
 
     def _render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        options: Mapping[str, Any],
-        template_kwargs: Mapping[str, Any],
+        self, messages: Sequence[Mapping[str, object]], add_generation_prompt: bool
     ) -> tuple[str, list[int]]:
-        normal = [_normal_message(message, i) for i, message in enumerate(messages)]
-        if not normal:
-            raise InvalidRequestError("messages is empty; send at least one", param="messages")
-        _check_kwargs(template_kwargs)
-        untrusted = [options["tools"], dict(template_kwargs)]
-        texts = list(_strings([normal, untrusted], 0))
+        normal = read_messages(messages)
+        texts = [message["content"] for message in normal]
         check_text("".join(texts), "messages")
         mark = _free_mark("".join([self._source, *texts]))
-        marked = [self._marked_message(message, mark) for message in normal]
-        tools, kwargs = (_map(value, self._all_tokens.marker(mark)) for value in untrusted)
         rendered = self._run(
             {
                 **self._names,
-                **kwargs,
-                "messages": marked,
-                "tools": tools,
-                "add_generation_prompt": options["add_generation_prompt"],
+                "messages": [self._marked_message(message, mark) for message in normal],
+                "tools": None,
+                "add_generation_prompt": add_generation_prompt,
             }
         )
         # A template may have written the mark as a JSON escape.
         escape = json.dumps(mark)[1:-1]
         return _take_out(rendered.replace(escape, mark), mark)
 
-    def _marked_message(self, message: dict[str, Any], mark: str) -> dict[str, Any]:
+    def _marked_message(self, message: dict[str, str], mark: str) -> dict[str, str]:
         wrote_it = message["role"] == "assistant"
         spellings = self._control_tokens if wrote_it else self._all_tokens
-        nested, alone = spellings.marker(mark), spellings.marker(mark, alone=True)
-        marked = {}
-        for key, value in message.items():
-            change = alone if isinstance(value, str) else nested
-            marked[key] = value if key == "role" else _map(value, change)
-        return marked
+        return {**message, "content": spellings.marked(message["content"], mark)}
 
     def _compile(self, source: str) -> Template:
         try:
@@ -234,23 +208,15 @@ class _Spellings:
         self._tokens = tokens
         self._longest = max(map(len, tokens), default=0)
 
-    def marker(self, mark: str, *, alone: bool = False) -> Callable[[str], str]:
-        """A function that puts ``mark`` into texts; see the module's description.
+    def marked(self, text: str, mark: str) -> str:
+        """The text with ``mark`` in it; see the module's description."""
+        positions = self._positions(text)
+        if not positions:
+            return text
+        borders = pairwise([0, *positions, len(text)])
+        return mark.join(text[a:b] for a, b in borders)
 
-        ``alone``: also into a text that is the inside of a token, which a template might complete
-        on both sides. Not for keys and schema values: templates compare those with plain words.
-        """
-
-        def apply(text: str) -> str:
-            positions = self._positions(text, alone)
-            if not positions:
-                return text
-            borders = pairwise([0, *positions, len(text)])
-            return mark.join(text[a:b] for a, b in borders)
-
-        return apply
-
-    def _positions(self, text: str, alone: bool) -> list[int]:
+    def _positions(self, text: str) -> list[int]:
         if self._pattern is None or not text:
             return []
         positions = {match.start() + 1 for match in self._pattern.finditer(text)}
@@ -260,7 +226,8 @@ class _Spellings:
             positions.add(1)
         if any(text[-n:] in self._heads for n in reach):
             positions.add(len(text))
-        if alone and len(text) < self._longest and any(text in token for token in self._tokens):
+        # The inside of a token, which a template might complete on both sides.
+        if len(text) < self._longest and any(text in token for token in self._tokens):
             positions.add(1)
         return sorted(positions)
 
@@ -286,76 +253,61 @@ def _take_out(text: str, mark: str) -> tuple[str, list[int]]:
     return "".join(pieces), breaks
 
 
-def _normal_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
-    where = f"messages[{index}]"
+def read_messages(messages: object) -> list[dict[str, str]]:
+    """A conversation as templates take it: {"role", "content"}, the content a text.
+
+    ``messages`` is a non-empty list of {"role", "content"}. A role is one of ``ROLES``; a content
+    is a text, or a non-empty list of {"type": "text", "text"} parts, which are joined by a line
+    end. Other keys of a message (``name``, ``tool_calls`` …) are refused unless null or empty.
+
+    Raises:
+        InvalidRequestError: naming the message and what is wrong with it.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise InvalidRequestError("messages must be a non-empty list", param="messages")
+    return [_normal_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _normal_message(message: object, where: str) -> dict[str, str]:
+    if not isinstance(message, Mapping):
+        raise InvalidRequestError(f"{where} must be an object", param=where)
     role = message.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise InvalidRequestError(
-            f"{where}.role is not one of {', '.join(sorted(ROLES))}", param=f"{where}.role"
+            f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role"
         )
-    return {**message, "role": role, "content": _flat_content(message.get("content"), where)}
+    for key, value in message.items():
+        if key not in ("role", "content") and value not in (None, []):
+            shown = f"{where}.{_shown(key)}"
+            raise InvalidRequestError(f"{shown} is not supported", param=shown)
+    return {"role": ROLES[role], "content": _content(message.get("content"), f"{where}.content")}
 
 
-def _flat_content(content: object, where: str) -> str:
-    if content is None:
-        return ""
+def _content(content: object, where: str) -> str:
     if isinstance(content, str):
         return content
-    param = f"{where}.content"
-    if not isinstance(content, list):
-        raise InvalidRequestError(f"{param} is neither text nor a list of parts", param=param)
-    texts = []
-    for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise InvalidRequestError(
-                f"{param}[{i}] is not a text part; only parts of type 'text' are supported",
-                param=f"{param}[{i}]",
-            )
-        texts.append(part["text"])
-    return "\n".join(texts)
-
-
-def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
-    for name, value in kwargs.items():
-        if name not in TEMPLATE_KWARGS:
-            known = ", ".join(sorted(TEMPLATE_KWARGS))
-            raise InvalidRequestError(
-                f"chat_template_kwargs may only set {known}", param="chat_template_kwargs"
-            )
-        if not isinstance(value, bool | str | int | None):
-            raise InvalidRequestError(
-                f"chat_template_kwargs.{name} is neither a text, a number nor a boolean",
-                param=f"chat_template_kwargs.{name}",
-            )
-
-
-def _strings(value: object, depth: int) -> Iterator[str]:
-    """Every string in a JSON value, keys included."""
-    if depth > MAX_DEPTH:
+    if not isinstance(content, list) or not content:
         raise InvalidRequestError(
-            f"the messages nest deeper than {MAX_DEPTH} levels", param="messages"
+            f"{where} must be a string or a non-empty list of text parts", param=where
         )
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _strings(key, depth + 1)
-            yield from _strings(item, depth + 1)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _strings(item, depth + 1)
+    return "\n".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
 
 
-def _map(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401
-    """The JSON value with every string in it changed, keys included."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {change(str(key)): _map(item, change) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_map(item, change) for item in value]
-    return value
+def _part(part: object, where: str) -> str:
+    if not isinstance(part, Mapping) or part.get("type") != "text":
+        raise InvalidRequestError(f"{where} must be a text part; only text is read", param=where)
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"{where}.text must be a string", param=f"{where}.text")
+    if set(part) - {"type", "text"}:
+        raise InvalidRequestError(f"{where} has keys besides type and text", param=where)
+    return text
+
+
+def _shown(key: object) -> str:
+    """A client's own name as it may appear in an error: short, printable ASCII."""
+    text = str(key)[:MAX_SHOWN_CHARS]
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text)
 
 
 def _special_names(tokenizer: Tokenizer) -> dict[str, str]:

@@ -60,17 +60,21 @@ class Tokenizer:
         }
 
     @classmethod
-    def from_model(cls, kind: str, metadata: Mapping[str, Any]) -> Tokenizer:
+    def from_model(
+        cls, kind: str, metadata: Mapping[str, Any], vocab_size: int | None = None
+    ) -> Tokenizer:
         """The tokenizer of an opened model (``ModelFile.kind`` and ``.metadata``).
+
+        ``vocab_size`` is the number of rows of the model's embedding, where it is known.
 
         Raises:
             ModelFileError: it has none, or one that is malformed or unsupported.
         """
         if kind == "gguf":
-            return cls(vocabulary_from_gguf(metadata))
+            return cls(vocabulary_from_gguf(metadata), vocab_size)
         if "tokenizer_json" not in metadata:
             raise ModelFileError("the model has no tokenizer.json; add it to the directory")
-        size = metadata["config"].get("vocab_size")
+        size = vocab_size or metadata["config"].get("vocab_size")
         vocabulary = vocabulary_from_json(metadata["tokenizer_json"], metadata)
         return cls(vocabulary, size if isinstance(size, int) else None)
 
@@ -145,6 +149,13 @@ class Tokenizer:
         """Whether the id is a control token."""
         added = self._added_by_id.get(token_id)
         return added is not None and added.special
+
+    @property
+    def unnamed_ids(self) -> list[int]:
+        """Ids that mean nothing: holes of the vocabulary and the model's rows beyond it."""
+        tokens = self._vocabulary.tokens
+        holes = [i for i, token in enumerate(tokens) if token is None]
+        return [*holes, *range(len(tokens), self.vocab_size)]
 
     @property
     def added_tokens(self) -> tuple[AddedToken, ...]:

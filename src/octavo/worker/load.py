@@ -12,7 +12,7 @@ from octavo.backends.program import Backend, BackendOptions, CacheLayout
 from octavo.config import CacheConfig, EngineConfig
 from octavo.core.runner import RunnerInfo
 from octavo.environment import environment
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, ModelFileError
 from octavo.models import ModelSpec, build_program, cache_layout, kv_groups, model_spec
 from octavo.text import ChatTemplate, Tokenizer
 from octavo.weights import ModelFile, open_model
@@ -55,8 +55,7 @@ def load_runner(config: EngineConfig, on_stage: Stage | None = None) -> LoadedMo
     model = open_model(path)
     spec = model_spec(model)
     clock.done("read header")
-    tokenizer = Tokenizer.from_model(model.kind, model.metadata)
-    template = ChatTemplate.from_model(model.kind, model.metadata, tokenizer)
+    tokenizer, template = _text_side(model, spec)
     clock.done("build tokenizer")
     backend = _backend(config.model.backend)
     program = build_program(spec)
@@ -65,7 +64,7 @@ def load_runner(config: EngineConfig, on_stage: Stage | None = None) -> LoadedMo
     layout, max_model_len = _pool(
         config, spec, backend, max_model_len=max_model_len, weight_bytes=weight_bytes
     )
-    executor = backend.load(program, model.tensors, layout, _options(config))
+    executor = backend.load(program, model.tensors, layout, options=_options(config))
     clock.done("pack weights")
     groups = kv_groups(program, layout, backend)
     info = RunnerInfo(
@@ -82,7 +81,12 @@ def load_runner(config: EngineConfig, on_stage: Stage | None = None) -> LoadedMo
     )
     clock.done("digest weights")
     return LoadedModel(
-        runner=ModelRunner(executor, info, max_slots=config.scheduler.max_num_seqs),
+        runner=ModelRunner(
+            executor,
+            info,
+            max_slots=config.scheduler.max_num_seqs,
+            unsampled_ids=tokenizer.unnamed_ids,
+        ),
         spec=spec,
         tokenizer=tokenizer,
         chat_template=template,
@@ -96,8 +100,22 @@ def load_runner(config: EngineConfig, on_stage: Stage | None = None) -> LoadedMo
 def open_text(name: str) -> tuple[ModelFile, Tokenizer, ChatTemplate]:
     """The text side of a model alone, for a process that computes nothing."""
     model = open_model(resolve_model(name))
-    tokenizer = Tokenizer.from_model(model.kind, model.metadata)
-    return model, tokenizer, ChatTemplate.from_model(model.kind, model.metadata, tokenizer)
+    return model, *_text_side(model, model_spec(model))
+
+
+def _text_side(model: ModelFile, spec: ModelSpec) -> tuple[Tokenizer, ChatTemplate]:
+    """The tokenizer, held against the model's vocabulary, and the chat template.
+
+    An embedding may have more rows than there are tokens (padding): such an id is known, means
+    nothing and is never sampled. A token without a row cannot be computed.
+    """
+    tokenizer = Tokenizer.from_model(model.kind, model.metadata, spec.vocab_size)
+    if tokenizer.vocab_size > spec.vocab_size:
+        raise ModelFileError(
+            f"the tokenizer has {tokenizer.vocab_size} ids, the model only {spec.vocab_size} rows "
+            "of embeddings; fetch the model again"
+        )
+    return tokenizer, ChatTemplate.from_model(model.kind, model.metadata, tokenizer)
 
 
 class _Stages:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from octavo.backends.program import Executor, StepOutput
@@ -9,7 +11,7 @@ from octavo.core.request import TokenLogprobs
 from octavo.core.runner import RunnerInfo
 from octavo.core.step import RowResult, StepPlan, StepResult
 from octavo.errors import EngineError
-from octavo.worker.batch import build_batch
+from octavo.worker.batch import allowed_mask, build_batch
 from octavo.worker.slots import SlotTable
 
 
@@ -17,10 +19,18 @@ class ModelRunner:
     """Owns the executor (weights, KV bytes) and the row slots.
 
     ``trace`` of the last step: ``last_output`` keeps the backend's output, raw logits included
-    when ``want_logits`` is set (accuracy tests).
+    when ``want_logits`` is set (accuracy tests). ``unsampled_ids`` are rows of the vocabulary that
+    no sample may be: they stand for no token.
     """
 
-    def __init__(self, executor: Executor, info: RunnerInfo, *, max_slots: int) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        info: RunnerInfo,
+        *,
+        max_slots: int,
+        unsampled_ids: Sequence[int] = (),
+    ) -> None:
         self._executor = executor
         self._info = info
         self._generation = 0
@@ -28,6 +38,7 @@ class ModelRunner:
         self._slots = SlotTable(
             max_slots=max_slots, max_blocks=blocks_per_table, num_groups=len(info.groups)
         )
+        self._allowed = allowed_mask(info.vocab_size, unsampled_ids)
         self.want_logits = False
         self.last_output: StepOutput | None = None
 
@@ -60,9 +71,8 @@ class ModelRunner:
             self._slots.free(slot)
         for state in plan.new_slots:
             self._slots.assign(state)
-        for row in plan.rows:
-            self._slots.update(row)
-        batch = build_batch(plan, self._slots, want_logits=self.want_logits)
+        self._slots.update(plan.rows)
+        batch = build_batch(plan, self._slots, allowed=self._allowed, want_logits=self.want_logits)
         output = self._executor.forward(batch)
         self.last_output = output
         return StepResult(
@@ -76,15 +86,20 @@ class ModelRunner:
         self._executor.close()
 
     def _row_results(self, plan: StepPlan, output: StepOutput) -> tuple[RowResult, ...]:
+        # Hot: once per row and step. Most steps draw one token per row and report no logprobs.
         tokens: list[int] = output.token_ids.tolist()
+        sampling = [(index, row) for index, row in enumerate(plan.rows) if row.num_samples]
+        wanted: list[int] = self._slots.num_logprobs[[row.slot for _, row in sampling]].tolist()
+        if len(tokens) == len(sampling) and max(wanted, default=-1) < 0:
+            return tuple([
+                RowResult(row=index, token_ids=(token,), failed=token < 0)
+                for (index, _), token in zip(sampling, tokens, strict=True)
+            ])  # fmt: skip
         results = []
         at = 0
-        for index, row in enumerate(plan.rows):
-            if not row.num_samples:
-                continue
+        for (index, row), count in zip(sampling, wanted, strict=True):
             end = at + row.num_samples
-            wanted = int(self._slots.num_logprobs[row.slot])
-            logprobs = () if wanted < 0 else _logprobs(output, range(at, end), wanted)
+            logprobs = () if count < 0 else _logprobs(output, range(at, end), count)
             drawn = tuple(tokens[at:end])
             results.append(
                 RowResult(row=index, token_ids=drawn, logprobs=logprobs, failed=min(drawn) < 0)

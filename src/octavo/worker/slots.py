@@ -6,6 +6,8 @@ look-ups whatever the number of sequences.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -80,16 +82,23 @@ class SlotTable:
         for slot in range(self.max_slots):
             self.free(slot)
 
-    def update(self, row: RowPlan) -> None:
-        """Take a row's table changes and the tokens it brings."""
-        slot = row.slot
-        for change in row.tables:
-            end = change.keep + len(change.blocks)
-            if change.blocks:
-                self.block_tables[change.group][slot, change.keep : end] = change.blocks
-            self.first_position[change.group][slot] = change.first_position
-        if slot in self._history:
-            self._extend(slot, row.start, row.token_ids)
+    def update(self, rows: Iterable[RowPlan]) -> None:
+        """Take the rows' table changes and the tokens that they bring."""
+        histories = self._history
+        for row in rows:
+            slot = row.slot
+            for change in row.tables:
+                end = change.keep + len(change.blocks)
+                if change.blocks:
+                    self.block_tables[change.group][slot, change.keep : end] = change.blocks
+                self.first_position[change.group][slot] = change.first_position
+            if slot in histories:
+                self._extend(slot, row.start, row.token_ids)
+
+    @property
+    def has_histories(self) -> bool:
+        """Whether any slot keeps its tokens."""
+        return bool(self._history)
 
     def history(self, slot: int) -> NDArray[np.int32] | None:
         """Tokens so far (prompt first) of a slot whose penalties need them, else None."""

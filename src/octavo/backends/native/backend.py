@@ -45,6 +45,7 @@ class NativeBackend:
         program: Program,
         tensors: Mapping[str, LogicalTensor],
         layout: CacheLayout,
+        *,
         options: BackendOptions,
     ) -> NativeExecutor:
         """Pack the weights, allocate the pool, start the threads.
@@ -78,7 +79,7 @@ class NativeBackend:
         except MemoryError:
             raise ConfigError(
                 f"no memory for the model and a KV pool of {layout.num_blocks} blocks; "
-                "lower the KV pool (kv_bytes) or free memory"
+                "lower --kv-memory or free some memory"
             ) from None
         return NativeExecutor(
             model,
@@ -140,7 +141,7 @@ def _check_options(options: BackendOptions, layout: CacheLayout) -> None:
         )
     if layout.num_blocks < 1:
         raise ConfigError(
-            f"num_blocks {layout.num_blocks} is not positive; raise kv_bytes", param="num_blocks"
+            f"num_blocks {layout.num_blocks} is not positive; raise --kv-memory", param="num_blocks"
         )
     if layout.head_dim % 16:
         raise ConfigError(

@@ -163,6 +163,7 @@ class ReferenceBackend:
         program: Program,
         tensors: Mapping[str, LogicalTensor],
         layout: CacheLayout,
+        *,
         options: BackendOptions,
     ) -> ReferenceExecutor:
         """Allocate the pool. Threads, ISA and activation mode mean nothing here."""

@@ -1,0 +1,88 @@
+"""What chat and completions share: reading a call, running its requests, answering in one way."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import InvalidRequestError
+from octavo.server.generation import Choice, Generation, collect
+from octavo.server.json_body import parse_json_object
+from octavo.server.replies import Exchange, ignored_header, send_json
+from octavo.server.sse import send_events
+from octavo.server.state import ServerState
+from octavo.server.typed_body import TypedBody, shown_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A validated call: one engine request per prompt. ``prompt_texts`` are to be echoed."""
+
+    requests: Sequence[Request]
+    model: str
+    stream: bool
+    include_usage: bool
+    ignored: Sequence[str]
+    prompt_texts: Sequence[str] = ()
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The parameters, which all prompts share but for ``max_tokens``."""
+        return self.requests[0].sampling
+
+
+Parse = Callable[[ServerState, dict[str, object]], Call]
+
+
+class Writer(Protocol):
+    """Renders the answer to one call in the endpoint's shape."""
+
+    def response(self, generation: Generation, choices: Sequence[Choice]) -> dict[str, object]:
+        """The object of a call that is not streamed."""
+
+    def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """The events of one that is."""
+
+
+async def read_call(state: ServerState, http: Exchange, parse: Parse) -> Call:
+    """Read and validate; body and parsed values live no longer than this.
+
+    Raises:
+        OctavoError: what is wrong with the request, or that none is taken now.
+    """
+    state.check_accepting()
+    async with state.bodies.reading(http.headers, http.receive) as body:
+        return await state.text_thread.run(len(body), lambda: parse(state, parse_json_object(body)))
+
+
+async def answer(state: ServerState, http: Exchange, call: Call, *, writer: Writer) -> None:
+    """Run a call's requests and send what they give, streamed or not."""
+    headers = ignored_header(call.ignored)
+    with Generation(state, call.requests, http.receive) as generation:
+        if call.stream:
+            await send_events(http, writer.events(generation), headers=headers)
+            return
+        choices = await collect(generation, num_prompts=len(call.requests), n=call.sampling.n)
+        if not generation.disconnected:
+            await send_json(http.send, writer.response(generation, choices), headers=headers)
+
+
+def read_stream_options(body: TypedBody) -> tuple[bool, bool]:
+    """``stream`` and ``stream_options.include_usage``.
+
+    Raises:
+        InvalidRequestError: options without streaming, or an unknown one.
+    """
+    stream = body.boolean("stream")
+    options = body.mapping("stream_options")
+    if options and not stream:
+        raise InvalidRequestError("stream_options needs stream: true", param="stream_options")
+    if unknown := set(options) - {"include_usage"}:
+        shown = shown_name(min(unknown))
+        raise InvalidRequestError(
+            f'stream_options has an unknown field "{shown}"', param=f"stream_options.{shown}"
+        )
+    return stream, TypedBody(options).boolean("include_usage")

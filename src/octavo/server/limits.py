@@ -1,0 +1,114 @@
+"""The one table of limits: everything that is bounded, by how much, and what happens beyond.
+
+``octavo_limit{resource}`` and ``octavo_limit_used{resource}`` show the rows of ``RESOURCES``; the
+documentation page is generated from both tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.config import SchedulerConfig
+from octavo.core.sampling_params import (
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
+from octavo.frontend.client import SLOW_CLIENT_S
+from octavo.frontend.journal import MAX_JOURNAL_REQUESTS, MAX_JOURNAL_TOKENS
+from octavo.frontend.stream import BUFFER_BYTES
+from octavo.server.edge import MAX_BODIES_BYTES, MAX_BODY_BYTES
+from octavo.server.http_protocol import (
+    BODY_TIMEOUT_S,
+    HEAD_TIMEOUT_S,
+    MAX_CONNECTIONS,
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    WRITE_TIMEOUT_S,
+)
+from octavo.server.http_server import KEEP_ALIVE_S
+from octavo.server.json_body import MAX_DEPTH, MAX_STRUCTURE
+from octavo.server.prompts import MAX_MESSAGES, MAX_PROMPTS
+from octavo.server.state import REQUEST_TIMEOUT_S
+
+_SCHEDULER = SchedulerConfig()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """One row. ``option`` changes it, where one does; ``value`` "" is sized at start."""
+
+    name: str
+    value: float | str
+    unit: str
+    beyond: str
+    option: str = ""
+
+
+RESOURCES = (
+    Limit(
+        name="connections", value=MAX_CONNECTIONS, unit="open sockets",
+        beyond="a new one is closed at once",
+    ),
+    Limit(
+        name="request_body_bytes", value=MAX_BODIES_BYTES, unit="bytes of bodies being read",
+        beyond="429 and close",
+    ),
+    Limit(
+        name="journal_requests", value=MAX_JOURNAL_REQUESTS, unit="requests in flight",
+        beyond="429",
+    ),
+    Limit(
+        name="journal_tokens", value=MAX_JOURNAL_TOKENS, unit="tokens of requests in flight",
+        beyond="429",
+    ),
+    Limit(
+        name="waiting_requests", value=_SCHEDULER.max_waiting, unit="requests queued", beyond="429",
+    ),
+    Limit(
+        name="running_sequences", value=_SCHEDULER.max_num_seqs, unit="sequences in a batch",
+        beyond="they wait", option="--max-num-seqs",
+    ),
+    Limit(
+        name="kv_pool_bytes", value="fits free memory", unit="bytes",
+        beyond="requests wait, or are preempted and computed again", option="--kv-memory",
+    ),
+)  # fmt: skip
+
+# Of one request or connection: there is no use to show, only a bound to keep.
+PER_REQUEST = (
+    Limit(
+        name="time to the answer", value=REQUEST_TIMEOUT_S, unit="s",
+        beyond="504, or an error event in a stream", option="--request-timeout",
+    ),
+    Limit(
+        name="prompt and answer", value="the model's context", unit="tokens",
+        beyond="400 context_length_exceeded", option="--max-model-len",
+    ),
+    Limit(name="choices (prompts x n)", value=MAX_N, unit="", beyond="400"),
+    Limit(name="body", value=MAX_BODY_BYTES, unit="bytes", beyond="413 and close"),
+    Limit(name="JSON nesting", value=MAX_DEPTH, unit="levels", beyond="400"),
+    Limit(name="JSON strings and brackets", value=MAX_STRUCTURE, unit="", beyond="400"),
+    Limit(name="messages", value=MAX_MESSAGES, unit="", beyond="400"),
+    Limit(name="prompts in a list", value=MAX_PROMPTS, unit="", beyond="400"),
+    Limit(name="stop strings", value=MAX_STOP_STRINGS, unit="", beyond="400"),
+    Limit(name="length of a stop string", value=MAX_STOP_STRING_CHARS, unit="characters",
+          beyond="400"),
+    Limit(name="stop_token_ids", value=MAX_STOP_TOKEN_IDS, unit="ids", beyond="400"),
+    Limit(name="logit_bias", value=MAX_LOGIT_BIAS, unit="entries", beyond="400"),
+    Limit(name="logprobs, top_logprobs", value=MAX_LOGPROBS, unit="alternatives", beyond="400"),
+    Limit(name="request head", value=MAX_HEAD_BYTES, unit="bytes", beyond="431 and close"),
+    Limit(name="request headers", value=MAX_HEADERS, unit="", beyond="431 and close"),
+    Limit(name="time to send a head", value=HEAD_TIMEOUT_S, unit="s", beyond="408 and close"),
+    Limit(name="time to send a body", value=BODY_TIMEOUT_S, unit="s", beyond="408 and close"),
+    Limit(name="idle connection", value=KEEP_ALIVE_S, unit="s", beyond="it is closed"),
+    Limit(name="time to take what was sent", value=WRITE_TIMEOUT_S, unit="s",
+          beyond="the connection is dropped, its request cancelled"),
+    Limit(name="output not yet taken", value=BUFFER_BYTES, unit="bytes",
+          beyond="generation pauses"),
+    Limit(name="pause of a stream", value=SLOW_CLIENT_S, unit="s",
+          beyond="the request is cancelled"),
+)  # fmt: skip

@@ -1,0 +1,89 @@
+"""The whole application in the test's own event loop, over a loopback engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.frontend import AsyncEngineClient, OutputProcessor
+from octavo.server import ServerState, build_app
+from octavo.server.metrics import Metrics
+from octavo.testing.fake_runner import make_info
+from octavo.testing.loopback import LoopbackEngine
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "Hello there."}]
+
+
+class Served:
+    def __init__(self, text: Any, **engine: Any) -> None:
+        _, tokenizer, template = text
+        options = {"vocab_size": 49152, "num_blocks": 128, "max_model_len": 1024}
+        info = make_info(**{key: engine.pop(key, value) for key, value in options.items()})
+        self.engine = LoopbackEngine(info, **engine)
+        self.client = AsyncEngineClient(self.engine, OutputProcessor(tokenizer), client_epoch=4)
+        self.state = ServerState(
+            client=self.client,
+            tokenizer=tokenizer,
+            chat_template=template,
+            model_names=["tiny", "alias"],
+            defaults=SamplingParams(top_k=7),
+            generation_config={"top_k": 7},
+            metrics=Metrics(
+                self.client,
+                model="tiny",
+                is_draining=lambda: self.state.draining,
+                limits=lambda: self.state.limits(),  # noqa: PLW0108
+            ),
+            eos_token_ids=tokenizer.eos_token_ids,
+        )
+        self.http = httpx.AsyncClient(
+            transport=httpx.ASGITransport(build_app(self.state, allowed_hosts=["ok.example"])),
+            base_url="http://localhost",
+            timeout=30,
+        )
+
+    async def post(self, path: str, **body: Any) -> httpx.Response:
+        return await self.http.post(path, json=body)
+
+    async def chat(self, **body: Any) -> httpx.Response:
+        return await self.post(CHAT, **{"messages": HELLO, "max_tokens": 5, "seed": 1, **body})
+
+    async def complete(self, **body: Any) -> httpx.Response:
+        return await self.post(
+            COMPLETIONS, **{"prompt": "Hello", "max_tokens": 5, "seed": 1, **body}
+        )
+
+    async def settle(self) -> None:
+        """Let the engine say that it is idle."""
+        for _ in range(8):
+            await asyncio.sleep(0)
+
+    async def metrics(self) -> dict[str, float]:
+        text = (await self.http.get("/metrics")).text
+        return {
+            line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1])
+            for line in text.splitlines()
+            if not line.startswith("#")
+        }
+
+
+@contextlib.asynccontextmanager
+async def served(text: Any, **engine: Any) -> AsyncIterator[Served]:
+    here = Served(text, **engine)
+    here.client.start()
+    runner = asyncio.create_task(here.engine.run())
+    try:
+        while not here.client.ready:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        yield here
+        assert here.client.num_active == 0
+    finally:
+        runner.cancel()
+        here.client.close()
+        await here.http.aclose()

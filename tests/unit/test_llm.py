@@ -1,0 +1,178 @@
+"""``LLM`` in this process: interleaved streams, more prompts than a queue holds, edges refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.request import FinishReason, Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import ContextLengthError, InvalidRequestError, OverloadedError
+from octavo.frontend.journal import JournalEntry
+from octavo.llm import LLM
+from octavo.llm import llm as module
+from oracles.hf_writer import write_hf_directory
+
+CONTEXT = 256
+
+
+def load(folder: Path, **scheduler: Any) -> LLM:
+    return LLM(
+        str(folder),
+        backend="reference",
+        scheduler=SchedulerConfig(**{"max_num_seqs": 8, "check_every_n_steps": 1, **scheduler}),
+        cache=CacheConfig(num_blocks=64),
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_hf_directory(path, "llama")
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with load(folder) as loaded:
+        yield loaded
+        assert not loaded.engine.has_work()
+        assert loaded.engine.check_invariants() == []
+        assert loaded.engine.violations == []
+
+
+def seeded(seed: int, **changes: Any) -> SamplingParams:
+    return SamplingParams(**{"seed": seed, "max_tokens": 6, "ignore_eos": True, **changes})
+
+
+def tokens_of(outputs: Any) -> list[int]:
+    return [t for out in outputs for delta in out.branches for t in delta.token_ids]
+
+
+def test_interleaved_streams_get_their_own_outputs(llm: LLM) -> None:
+    prompts = ["abc", "de", "fghij"]
+    alone = [list(llm.generate(p, seeded(i))[0].token_ids) for i, p in enumerate(prompts)]
+    streams = [llm.stream(p, seeded(i)) for i, p in enumerate(prompts)]
+    rounds = list(zip_longest(*streams))
+    assert [tokens_of(o for o in one if o) for one in zip(*rounds, strict=True)] == alone
+
+
+def test_a_stream_goes_on_after_generate_ran_beside_it(llm: LLM) -> None:
+    alone = list(llm.generate("abc", seeded(1, max_tokens=20))[0].token_ids)
+    stream = llm.stream("abc", seeded(1, max_tokens=20))
+    first = next(stream)
+    assert len(llm.generate(["x", "y"], seeded(2, max_tokens=40))) == 2
+    assert tokens_of([first, *stream]) == alone
+
+
+def test_closing_one_stream_leaves_the_other(llm: LLM) -> None:
+    alone = list(llm.generate("abc", seeded(1, max_tokens=20))[0].token_ids)
+    kept, dropped = llm.stream("abc", seeded(1, max_tokens=20)), llm.stream("z", seeded(2))
+    first = next(kept)
+    next(dropped)
+    dropped.close()  # type: ignore[attr-defined]
+    assert tokens_of([first, *kept]) == alone
+    lone = llm.stream("z", seeded(2))
+    next(lone)
+    lone.close()  # type: ignore[attr-defined]
+    assert not llm.engine.has_work()
+
+
+def test_a_failure_reaches_its_own_reader_only(llm: LLM) -> None:
+    good = llm.stream("abc", seeded(1))
+    next(good)
+    bad = llm.stream("abc", seeded(1, n=20))
+    with pytest.raises(InvalidRequestError, match="n is 20"):
+        list(bad)
+    assert len(tokens_of(good)) == 5
+
+
+def test_more_prompts_than_queue_and_journal_hold(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [[1 + i % 40, 2] for i in range(40)]
+    with load(folder, max_waiting=3) as small:
+        many = small.generate(prompts, seeded(0, max_tokens=2))
+        assert [done.prompt_token_ids for done in many] == [tuple(p) for p in prompts]
+        assert small.stats().counters["requests_refused"] == 0
+    with load(folder) as tight:
+        opening = tight._processor.open
+
+        def open_two(request: Request) -> JournalEntry:
+            if len(tight._processor) == 2:
+                raise OverloadedError("the journal is full")
+            return opening(request)
+
+        monkeypatch.setattr(tight._processor, "open", open_two)
+        again = tight.generate(prompts, seeded(0, max_tokens=2))
+    assert [d.token_ids for d in again] == [d.token_ids for d in many]
+
+
+def test_an_open_max_tokens_is_clamped_to_context_and_pool(folder: Path) -> None:
+    with LLM(
+        str(folder), backend="reference", cache=CacheConfig(num_blocks=4, block_size=16)
+    ) as one:
+        assert one.model.runner.info.max_model_len == 64
+        (whole,) = one.generate("abc", SamplingParams(seed=1, ignore_eos=True))
+        assert len(whole.token_ids) == 64 - 3
+        assert whole.finish_reason is FinishReason.LENGTH
+        shared = one.generate("abc", SamplingParams(seed=1, ignore_eos=True, n=2))
+        assert len(shared) == 2
+        assert 0 < len(shared[0].token_ids) < 64 - 3
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "min_tokens"])
+def test_an_explicit_excess_is_refused_with_both_numbers(llm: LLM, name: str) -> None:
+    with pytest.raises(ContextLengthError, match=f"3 tokens and {name} is 254.*257.*{CONTEXT}"):
+        llm.generate("abc", SamplingParams(**{name: 254}))  # type: ignore[arg-type]
+    assert len(llm.generate("abc", SamplingParams(max_tokens=253, stop=("a", "e")))) == 1
+    with pytest.raises(ContextLengthError, match="256 tokens"):
+        llm.generate("a" * 256)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [[True, 2], [1.0, 2.0], [1, 2.5], [1, "a"], [[1, True]], b"abc", [b"abc"], [None], "", [[]],
+     [99], [-1]],
+)  # fmt: skip
+def test_senseless_prompts_are_refused(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.generate(prompt)
+    assert caught.value.param == "prompt"
+
+
+def test_a_stream_is_refused_before_it_starts(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError):
+        llm.stream([True])
+    with pytest.raises(InvalidRequestError):
+        llm.stream("a", SamplingParams(top_p=2.0))
+
+
+def test_ids_may_be_numpy_integers_and_no_prompts_give_no_answers(llm: LLM) -> None:
+    plain = llm.generate([1, 2, 3], seeded(4))[0]
+    (array,) = llm.generate(np.array([1, 2, 3]), seeded(4))  # type: ignore[arg-type]
+    assert array.token_ids == plain.token_ids
+    assert llm.generate([]) == []
+    with pytest.raises(InvalidRequestError, match="2 sampling parameters for 1"):
+        llm.generate("a", [seeded(1), seeded(2)])
+
+
+def test_the_models_own_defaults_are_used_without_parameters(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert llm.default_sampling == SamplingParams(temperature=0.7)
+    seen: list[SamplingParams] = []
+
+    def note(params: SamplingParams, *, vocab_size: int) -> None:
+        seen.append(params)
+
+    monkeypatch.setattr(module, "validate_sampling_params", note)
+    llm.generate("ab")
+    list(llm.stream("ab"))
+    assert {params.temperature for params in seen} == {0.7}

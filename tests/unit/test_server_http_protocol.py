@@ -1,0 +1,276 @@
+"""The guarded protocol on real sockets, with its deadlines shortened."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from octavo.server.app import build_app
+from octavo.server.http_protocol import GuardedProtocol
+from octavo.server.http_server import HttpServer
+from served import Served, served
+
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+App = Callable[..., Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GuardedProtocol, "head_timeout_s", 0.2)
+    monkeypatch.setattr(GuardedProtocol, "body_timeout_s", 0.4)
+    monkeypatch.setattr(GuardedProtocol, "write_timeout_s", 0.4)
+
+
+class Listening:
+    def __init__(self, server: HttpServer, port: int) -> None:
+        self.server = server
+        self.port = port
+
+    async def connect(
+        self, *, receive_buffer: int = 0
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        connection = socket.socket()
+        if receive_buffer:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", self.port))
+        return await asyncio.open_connection(sock=connection, limit=4096)
+
+    async def wait_no_handler(self) -> None:
+        while self.server.num_handlers:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    async def wait_no_connection(self) -> None:
+        while self.server.num_connections:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def listening(app: App) -> AsyncIterator[Listening]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    server = HttpServer(app, listener)
+    await server.start()
+    try:
+        yield Listening(server, listener.getsockname()[1])
+    finally:
+        await server.close(timeout_s=0.1)
+
+
+def play(app: App, test: Callable[[Listening], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20), listening(app) as here:
+            await test(here)
+
+    asyncio.run(main())
+
+
+async def healthy(scope: Any, receive: Any, send: Any) -> None:
+    start = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
+    await send(start)
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+async def reads_first(scope: Any, receive: Any, send: Any) -> None:
+    while (message := await receive())["type"] == "http.request" and message["more_body"]:
+        pass
+    await healthy(scope, receive, send)
+
+
+@pytest.mark.parametrize("crumb", [b"\r\n", b"\r\n\r\n", b"\n", b"G", b"GET / HTTP/1.1\r\nHost:"])
+def test_crumbs_between_requests_keep_no_socket_open(crumb: bytes) -> None:
+    async def test(here: Listening) -> None:
+        reader, writer = await here.connect()
+        writer.write(GET)
+        assert b"ok" in await reader.readuntil(b"ok")
+        writer.write(crumb)
+        rest = await reader.read()
+        assert not rest or b" 408 " in rest
+        writer.close()
+        await here.wait_no_connection()
+
+    play(healthy, test)
+
+
+def test_a_crumb_for_ever_does_not_renew_the_clock() -> None:
+    async def test(here: Listening) -> None:
+        reader, writer = await here.connect()
+        writer.write(GET)
+        await reader.readuntil(b"ok")
+        ended = asyncio.ensure_future(reader.read())
+        while not ended.done():
+            writer.write(b"\r\n")
+            await asyncio.sleep(0.05)
+        writer.close()
+        await here.wait_no_connection()
+
+    play(healthy, test)
+
+
+@pytest.mark.parametrize("trickle", [False, True])
+def test_a_body_has_a_deadline(trickle: bool) -> None:
+    async def test(here: Listening) -> None:
+        reader, writer = await here.connect()
+        writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
+        answer = asyncio.ensure_future(reader.read())
+        while not answer.done():
+            if trickle:
+                writer.write(b" ")
+            await asyncio.sleep(0.02)
+        head, _, body = answer.result().partition(b"\r\n\r\n")
+        assert b" 408 " in head
+        assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+        writer.close()
+        await here.wait_no_connection()
+
+    play(reads_first, test)
+
+
+async def endless(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    while True:
+        body = {"type": "http.response.body", "body": b"x" * 65536, "more_body": True}
+        await send(body)
+        if (await asyncio.wait_for(receive_or_go(receive), 5)) == "http.disconnect":
+            return
+
+
+async def receive_or_go(receive: Any) -> str:
+    task = asyncio.ensure_future(receive())
+    done, _ = await asyncio.wait({task}, timeout=0)
+    if done:
+        return str(task.result()["type"])
+    task.cancel()
+    return ""
+
+
+async def long_answer(scope: Any, receive: Any, send: Any) -> None:
+    length = 8 << 20
+    headers = [(b"content-length", str(length).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"x" * length})
+
+
+async def breaks_off(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    body = {"type": "http.response.body", "body": b"x" * (8 << 20), "more_body": True}
+    await send(body)
+    raise ConnectionAbortedError
+
+
+@pytest.mark.parametrize("app", [endless, long_answer, breaks_off], ids=lambda app: app.__name__)
+@pytest.mark.parametrize("close", [b"", b"Connection: close\r\n"])
+def test_who_never_reads_is_dropped(app: App, close: bytes) -> None:
+    async def test(here: Listening) -> None:
+        _, writer = await here.connect(receive_buffer=4096)
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n" + close + b"\r\n")
+        while not here.server.num_connections:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await here.wait_no_connection()
+        await here.wait_no_handler()
+        writer.transport.abort()
+
+    play(app, test)
+
+
+def test_a_slow_reader_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(here: Listening) -> None:
+        reader, writer = await here.connect(receive_buffer=4096)
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        size = 0
+        while data := await reader.read(1 << 16):
+            size += len(data)
+            await asyncio.sleep(0)
+        assert size > 8 << 20
+        writer.close()
+
+    monkeypatch.setattr(GuardedProtocol, "write_timeout_s", 10.0)
+    play(long_answer, test)
+
+
+def test_a_refused_second_request_does_not_spoil_the_first_answer() -> None:
+    gate = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        await gate.wait()
+        await send({"type": "http.response.body", "body": b"whole"})
+
+    async def test(here: Listening) -> None:
+        reader, writer = await here.connect()
+        writer.write(GET)
+        await reader.readuntil(b"half")
+        writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+        rest = await reader.read()
+        gate.set()
+        assert b"408" not in rest
+        writer.close()
+
+    play(app, test)
+
+
+def test_a_stalled_stream_is_cancelled_in_the_engine(smollm2_text: Any) -> None:
+    async def main() -> None:
+        async with (
+            asyncio.timeout(30),
+            served(smollm2_text, num_blocks=1024) as engine,
+            listening(build_app(engine.state)) as here,
+        ):
+            await stall(engine, here)
+
+    async def stall(engine: Served, here: Listening) -> None:
+        _, writer = await here.connect(receive_buffer=4096)
+        body = json.dumps(
+            {"prompt": "x", "max_tokens": 900, "stream": True, "n": 8, "logprobs": 20,
+             "ignore_eos": True}
+        ).encode()  # fmt: skip
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
+        while not engine.client.num_active:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await here.wait_no_connection()
+        while engine.client.num_active:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await here.wait_no_handler()
+        core = engine.engine.engine
+        assert core is not None
+        while core.requests.states:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        writer.transport.abort()
+
+    asyncio.run(main())
+
+
+def test_an_error_in_mid_stream_closes_the_connection(smollm2_text: Any) -> None:
+    async def main() -> None:
+        async with (
+            asyncio.timeout(30),
+            served(smollm2_text, step_s=0.01) as engine,
+            listening(build_app(engine.state)) as here,
+        ):
+            engine.state.request_timeout_s = 0.15
+            reader, writer = await here.connect()
+            body = json.dumps({"prompt": "x", "max_tokens": 900, "stream": True}).encode()
+            writer.write(
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+                % (len(body), body)
+            )
+            answer = await reader.read()
+            assert b'data: {"error"' in answer
+            assert answer.endswith(b"0\r\n\r\n")
+            assert b"[DONE]" not in answer
+            writer.close()
+
+    # Longer than the test waits: only the server's own close ends the read.
+    GuardedProtocol.head_timeout_s = 60.0
+    asyncio.run(main())
