@@ -26,7 +26,7 @@ test: setup
 slow: setup
 	$(BIN)/python -m pytest -m slow --timeout 3600
 
-# The same tests, and that they walk enough. What runs in other processes is not counted.
+# The tests again, slower, and that they walk enough. Other processes are not counted.
 coverage: setup
 	@$(BIN)/octavo pull smollm2
 	$(BIN)/python -m coverage run -m pytest
@@ -39,7 +39,7 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-check: lint coverage
+check: lint test
 
 clean:
 	rm -rf build $(VENV)
