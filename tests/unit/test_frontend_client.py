@@ -399,7 +399,7 @@ def test_a_stop_that_could_not_be_sent_is_sent_later(smollm2_text: Any) -> None:
             assert core.requests.states
             here.engine.full = False
             await until(lambda: here.kept() == (0,) * 5)
-            assert core.counters.generation_tokens < 2000
+            assert core.counters.branches_stopped == 1
 
     run(test())
 

@@ -596,7 +596,7 @@ def test_every_bounded_resource_shows_use_and_limit(play: Any) -> None:
         running = [asyncio.create_task(here.chat(max_tokens=300, n=2)) for _ in range(3)]
         async with here.state.bodies.reading(*a_body(b"{}" + b" " * 98)):
             while here.client.stats is None or not here.client.stats.num_running:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.01)
             used = shown(await here.metrics(), "octavo_limit_used")
         await asyncio.gather(*running)
         assert used["request_body_bytes"] == 100
@@ -605,7 +605,8 @@ def test_every_bounded_resource_shows_use_and_limit(play: Any) -> None:
             assert 0 < used[name] <= limits[name]
         assert here.state.bodies.held == 0
 
-    play(test)
+    # Slow enough that a snapshot of the engine comes while the requests run.
+    play(test, step_s=0.005)
 
 
 def a_body(data: bytes) -> tuple[Any, Any]:

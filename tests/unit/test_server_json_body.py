@@ -80,3 +80,11 @@ def test_a_key_in_an_error_is_short_and_printable() -> None:
         parse_json_object(f'{{"{key}": 1, "{key}": 2}}'.encode())
     assert len(caught.value.message) < 100
     assert caught.value.message.isprintable()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("tail", [b"", b"\\", b"x"])
+def test_an_open_string_full_of_quotes_takes_no_quadratic_time(tail: bytes) -> None:
+    # Two million characters: tried again from each quote, this would take hours.
+    with pytest.raises(InvalidRequestError, match="not valid JSON"):
+        parse_json_object(b'{"model":"' + b'\\"' * 1_000_000 + tail)

@@ -84,7 +84,7 @@ class Console:
         key = " -H 'authorization: Bearer KEY'" if self._has_key else ""
         body = (
             f'{{"model": "{self._names[0]}", "messages": '
-            '[{"role": "user", "content": "What is the capital of France?"}]}'
+            '[{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}'
         )
         return (
             f"curl {self._url}/v1/chat/completions -H 'content-type: application/json'{key} "

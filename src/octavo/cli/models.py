@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from octavo.cli.progress import MIB, ProgressLine
-from octavo.weights import CATALOG, PullProgress, list_models, pull, remove_model
+from octavo.weights import CATALOG, PullProgress, list_models, open_model, pull, remove_model
 
 
 def fetch(model: str) -> Path:
@@ -36,7 +36,8 @@ def fetch(model: str) -> Path:
 def pull_model(model: str) -> int:
     """Fetch a model and say where it is."""
     path = fetch(model)
-    print(f"{model} is at {path}")
+    open_model(path)
+    print(f"{model} is at {path}" if str(path) != model else f"{model} is a local model already")
     return 0
 
 

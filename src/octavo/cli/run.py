@@ -39,6 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _prompt(arguments: argparse.Namespace) -> str | None:
     """The prompt; standard input when it is ``-`` or not a terminal; None means chat."""
     prompt: str | None = arguments.prompt
+    if prompt is None and " " in arguments.model:
+        raise InvalidRequestError(
+            "the first argument names the model; try: octavo run smollm2 'your prompt'"
+        )
     if prompt == "-" or (prompt is None and not sys.stdin.isatty()):
         prompt = sys.stdin.read()
     if prompt is not None and not prompt.strip():

@@ -270,6 +270,7 @@ class EngineLoop:
             finish_reason=FinishReason.ERROR,
             error=error.message,
             error_code=error.code or error.error_type,
+            error_param=error.param,
         )
         self._send(peer_id, Outputs(engine_epoch=self._welcome.engine_epoch, outputs=[output]))
 

@@ -102,9 +102,9 @@ class BranchOutput:
     that a duplicate is recognised. ``num_cached_tokens`` is how many prompt tokens the request's
     first attempt read from the prefix cache; an attempt that resumes on an engine which does not
     know the first says 0, so that usage is never counted twice. ``error`` says why a branch was
-    dropped (finish reason ERROR or ABORT) and ``error_code`` is the code of its class in
-    ``octavo.errors`` ("cancelled" for an abort). The last of ``token_ids`` may be the one that
-    ended the branch: ``stop_token_id`` names it.
+    dropped (finish reason ERROR or ABORT), ``error_param`` names the field at fault, if one is, and
+    ``error_code`` is the code of its class in ``octavo.errors`` ("cancelled" for an abort). The
+    last of ``token_ids`` may be the one that ended the branch: ``stop_token_id`` names it.
     """
 
     request_id: str
@@ -118,3 +118,4 @@ class BranchOutput:
     num_cached_tokens: int = 0
     error: str | None = None
     error_code: str | None = None
+    error_param: str | None = None

@@ -220,6 +220,7 @@ def refusal(submit: Submit, error: OctavoError) -> list[BranchOutput]:
             finish_reason=FinishReason.ERROR,
             error=error.message,
             error_code=error.code or error.error_type,
+            error_param=error.param,
         )
         for branch in range(request.sampling.n)
         if branch not in submit.finished_branches

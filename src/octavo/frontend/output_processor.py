@@ -204,7 +204,8 @@ class OutputProcessor:
 def failure_of(output: BranchOutput) -> OctavoError:
     """The error that a dropped branch stands for."""
     kind = _FAILURES.get(output.error_code or "", EngineError)
-    return kind(output.error or "the request was dropped by the engine")
+    message = output.error or "the request was dropped by the engine"
+    return kind(message, param=output.error_param)
 
 
 _DROPPED = (FinishReason.ERROR, FinishReason.ABORT)

@@ -71,7 +71,19 @@ def build_app(state: ServerState, *, allowed_hosts: Iterable[str] = ()) -> ASGIA
     return Edge(router, allowed_hosts=allowed_hosts)
 
 
-async def _not_found(_scope: Scope, _receive: Receive, _send: Send) -> None:
+# Known elsewhere, not served here: refused by name, with what to use instead.
+_REFUSED_PATHS = {
+    "/v1/responses": "the Responses protocol is not served; use /v1/chat/completions",
+    "/v1/messages": "the Messages protocol is not served; use /v1/chat/completions",
+    "/v1/embeddings": "embeddings are not served; this server generates text",
+    "/v1/score": "scoring is not served; this server generates text",
+}
+
+
+async def _not_found(scope: Scope, _receive: Receive, _send: Send) -> None:
+    for path, reason in _REFUSED_PATHS.items():
+        if scope["path"] == path or scope["path"].startswith(f"{path}/"):
+            raise RejectedError(404, reason, code="not_supported")
     raise RejectedError(404, "no such path", code="not_found")
 
 

@@ -19,6 +19,8 @@ from octavo.server.replies import encode_json, error_body
 
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
+# Of one message as it comes over the wire: bodies are smaller, chunk framing may not be.
+MAX_RAW_BODY_BYTES = 8 << 20
 HEAD_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
 WRITE_TIMEOUT_S = 30.0
@@ -40,6 +42,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _write_timer: asyncio.TimerHandle | None = None
     _in_head = True
     _raw_head_bytes = 0
+    _raw_body_bytes = 0
     _parsed_head_bytes = 0
     _reject_status = 400
 
@@ -64,7 +67,11 @@ class GuardedProtocol(HttpToolsProtocol):
         """Feed the parser unless the head has grown past its cap."""
         if self.transport.is_closing():
             return
+        self._raw_body_bytes += len(data)
         super().data_received(data)
+        if self._raw_body_bytes > MAX_RAW_BODY_BYTES and not self.transport.is_closing():
+            # Chunk framing that outweighs what it carries; the body itself is counted elsewhere.
+            self._reject(413)
         if self._in_head and not self.transport.is_closing():
             # A header that never ends is not parsed yet: count what came in.
             self._raw_head_bytes += len(data)
@@ -98,7 +105,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """A request line begins."""
         super().on_message_begin()
         self._in_head = True
-        self._raw_head_bytes = self._parsed_head_bytes = 0
+        self._raw_head_bytes = self._parsed_head_bytes = self._raw_body_bytes = 0
         self._arm(self.head_timeout_s)
 
     def on_url(self, url: bytes) -> None:

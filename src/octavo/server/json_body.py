@@ -12,7 +12,9 @@ from octavo.server.typed_body import shown_name
 MAX_DEPTH = 32
 MAX_STRUCTURE = 150_000
 
-_STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
+# The closing quote is optional: an open string must not be tried again from each quote inside it,
+# which would take a time quadratic in its length.
+_STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 

@@ -31,7 +31,7 @@ from octavo.server.http_protocol import (
 )
 from octavo.server.http_server import KEEP_ALIVE_S
 from octavo.server.json_body import MAX_DEPTH, MAX_STRUCTURE
-from octavo.server.prompts import MAX_MESSAGES, MAX_PROMPTS
+from octavo.server.prompts import MAX_MESSAGES, MAX_PROMPT_IDS, MAX_PROMPTS
 from octavo.server.state import REQUEST_TIMEOUT_S
 
 _SCHEDULER = SchedulerConfig()
@@ -94,6 +94,7 @@ PER_REQUEST = (
     Limit(name="JSON strings and brackets", value=MAX_STRUCTURE, unit="", beyond="400"),
     Limit(name="messages", value=MAX_MESSAGES, unit="", beyond="400"),
     Limit(name="prompts in a list", value=MAX_PROMPTS, unit="", beyond="400"),
+    Limit(name="token ids in a prompt", value=MAX_PROMPT_IDS, unit="", beyond="400"),
     Limit(name="stop strings", value=MAX_STOP_STRINGS, unit="", beyond="400"),
     Limit(name="length of a stop string", value=MAX_STOP_STRING_CHARS, unit="characters",
           beyond="400"),

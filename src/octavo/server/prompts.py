@@ -8,6 +8,8 @@ from octavo.text import read_messages
 
 MAX_MESSAGES = 4096
 MAX_PROMPTS = 128
+# Far past any context served here: keeps the checks of each id short.
+MAX_PROMPT_IDS = 1 << 18
 
 
 def read_chat(body: TypedBody) -> list[dict[str, str]]:
@@ -57,6 +59,10 @@ def _checked_text(text: str) -> str:
 
 
 def _checked_ids(ids: object, vocab_size: int) -> list[int]:
+    if isinstance(ids, list) and len(ids) > MAX_PROMPT_IDS:
+        raise InvalidRequestError(
+            f"a prompt has {len(ids)} token ids; the limit is {MAX_PROMPT_IDS}", param="prompt"
+        )
     if not isinstance(ids, list) or not all(is_integer(item) for item in ids):
         raise InvalidRequestError("a prompt must be a text or a list of token ids", param="prompt")
     if not ids:

@@ -226,6 +226,8 @@ class Episode:
         topic = rng.choice(self._topics)
         prompt = topic[: rng.randint(1, MAX_PROMPT - 4)]
         prompt += [rng.randrange(40) for _ in range(rng.randint(0, 3))]
+        if rng.random() < 0.003:
+            prompt *= MAX_PROMPT + MAX_OUTPUT  # longer than the model
         output = rng.randint(1, MAX_OUTPUT)
         request = Request(
             request_id=f"r{self._num_requests}",

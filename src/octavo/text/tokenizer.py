@@ -108,7 +108,8 @@ class Tokenizer:
                 ids.append(token.id)
                 continue
             backend = self._vocabulary.rest if ids else self._vocabulary.first
-            ids.extend(backend.encode(piece, add_special_tokens=False).ids)
+            # A batch of one: unlike `encode`, it lets other threads run.
+            ids.extend(backend.encode_batch([piece], add_special_tokens=False)[0].ids)
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:

@@ -33,6 +33,7 @@ from octavo.weights.catalog import CatalogEntry
 _COPY_BYTES: Final = 1 << 20
 _POLL_S: Final = 0.1
 _ERRORS: Final = "errors.txt"
+_DISK_SIGNS: Final = ("no space left", "file too large", "disk quota")
 _NETWORK_SIGNS: Final = (
     "connection",
     "network",
@@ -266,8 +267,11 @@ def _explain(requirement: str, said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     last = lines[-1].removeprefix("ERROR: ")[:200] if lines else "no message"
     lowered = said.lower()
-    if "no space left" in lowered:
-        return f"{requirement}: no space left on the disk; free some or set OCTAVO_CACHE_DIR"
+    if any(sign in lowered for sign in _DISK_SIGNS):
+        return (
+            f"{requirement}: it cannot be written to the disk; free some space, lift the limit, "
+            f"or set OCTAVO_CACHE_DIR (pip said: {last})"
+        )
     if any(sign in lowered for sign in _NETWORK_SIGNS):
         return (
             f"{requirement}: the package index cannot be reached; check the network, "

@@ -99,6 +99,8 @@ def _explained(hub_id: str) -> Iterator[None]:
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, transport_error) as error:
         kind = type(error).__name__
         cause = f"{hub_id}: the hub cannot be reached ({kind}); check the network or OCTAVO_HUB_URL"
+    except errors.OfflineModeIsEnabled:
+        cause = f"{hub_id} is not in the cache and the hub client is offline; unset HF_HUB_OFFLINE"
     except OSError as error:
         cause = (
             f"{hub_id} cannot be stored ({error.strerror or type(error).__name__}); free some "
