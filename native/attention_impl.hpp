@@ -34,10 +34,12 @@ OCTAVO_INLINE PageView page_view(const Attention& a, int position) {
 
 // Scores of R rows against the 16 positions of each of T tiles; K pairs are [head_dim / 2][16][2].
 // Two tiles at a time share the broadcasts of q.
-// Few rows mean decoding: pages come from memory, so lines of `ahead` are fetched meanwhile.
+// Few rows mean decoding: pages come from memory, so lines of the next K and of V are fetched
+// meanwhile.
 template <int R, int T>
 OCTAVO_INLINE void score_tiles(const float* const* q, int head_dim, const uint8_t* const k[T],
-                               const uint8_t* const ahead[2], F score[T][R]) {
+                               const uint8_t* const ahead[2], const uint8_t* const v[T],
+                               F score[T][R]) {
   F even[T][R], odd[T][R];
   for (int t = 0; t < T; ++t) {
     for (int r = 0; r < R; ++r) even[t][r] = odd[t][r] = f_zero();
@@ -47,6 +49,7 @@ OCTAVO_INLINE void score_tiles(const float* const* q, int head_dim, const uint8_
     if constexpr (R < 4) {
       prefetch(ahead[0] + size_t(d) * 32);
       prefetch(ahead[1] + size_t(d) * 32);
+      for (int t = 0; t < T; ++t) prefetch(v[t] + size_t(d) * 32);
     }
     F k0[T], k1[T];
     OCTAVO_UNROLL(2)
@@ -131,6 +134,7 @@ template <int R, int T>
 OCTAVO_INLINE void segment_scores(const Attention& a, int first_row, int segment, int tile,
                                   const Span seen[R], float* p, F best[R]) {
   const uint8_t* k[T];
+  const uint8_t* v[T];
   const int last = seen[R - 1].hi - 1;
   const PageView next[2] = {page_view(a, imin(tile + T * kTile, last)),
                             page_view(a, imin(tile + (T + 1) * kTile, last))};
@@ -140,9 +144,10 @@ OCTAVO_INLINE void segment_scores(const Attention& a, int first_row, int segment
   for (int t = 0; t < T; ++t) {
     const PageView page = page_view(a, tile + t * kTile);
     k[t] = page.k + size_t(page.offset) * a.head_dim * 2;
+    v[t] = page.v + size_t(page.offset) * a.head_dim * 2;
   }
   F score[T][R];
-  score_tiles<R, T>(a.q + first_row, a.head_dim, k, ahead, score);
+  score_tiles<R, T>(a.q + first_row, a.head_dim, k, ahead, v, score);
   for (int t = 0; t < T; ++t) {
     const int start = tile + t * kTile;
     for (int r = 0; r < R; ++r) {

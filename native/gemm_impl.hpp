@@ -142,19 +142,17 @@ OCTAVO_INLINE void add_quads(const uint8_t* group, const uint8_t* quads, int hal
   }
 }
 
-// Adds group g of R rows × 32 columns to `acc`.
+// Adds one group of R rows × 32 columns to `acc`.
 template <class W, int R, bool Wide>
-OCTAVO_INLINE void int_group(const uint8_t* panel, const uint8_t* acts, int g, F acc[R][2]) {
-  const uint8_t* header = W::header(panel, g);
-  const uint8_t* group = W::group(panel, g);
-  const uint8_t* quads = acts + size_t(g) * (Wide ? 96 : 64) * R;
-  const uint8_t* scales = quads + (Wide ? 64 : 32) * R;
+OCTAVO_INLINE void add_group(const uint8_t* header, const uint8_t* group, const uint8_t* quads,
+                             F acc[R][2]) {
+  const uint8_t* scales = quads + 32 * R;
   OCTAVO_UNROLL(2)
   for (int half = 0; half < W::halves; ++half) {
     I sum[R][2];
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = i_set1(0);
     if constexpr (Wide) {
-      add_quads<W, R>(group, quads, half, sum);
+      add_quads<W, R>(group, quads + 64 * R, half, sum);
       for (int r = 0; r < R; ++r) {
         for (int c = 0; c < 2; ++c) sum[r][c] = i_shl<7>(sum[r][c]);
       }
@@ -168,7 +166,7 @@ OCTAVO_INLINE void int_group(const uint8_t* panel, const uint8_t* acts, int g, F
         for (int c = 0; c < 2; ++c) sum[r][c] = Wide ? i_add(sum[r][c], init) : init;
       }
     }
-    add_quads<W, R>(group, Wide ? quads + 32 * R : quads, half, sum);
+    add_quads<W, R>(group, quads, half, sum);
     const F scale[2] = {W::scale(header, group, half, 0), W::scale(header, group, half, 1)};
   OCTAVO_UNROLL(8)
     for (int r = 0; r < R; ++r) {
@@ -187,6 +185,25 @@ OCTAVO_INLINE void int_group(const uint8_t* panel, const uint8_t* acts, int g, F
                                     : f_fma(low[c], act, acc[r][c]);
       }
     }
+  }
+}
+
+// Whether a group is wide for any of R rows.
+template <int R>
+OCTAVO_INLINE bool any_wide(const uint8_t* quads) {
+  uint64_t flags[(R + 1) / 2] = {};
+  __builtin_memcpy(flags, quads + (32 + 20) * R, 4 * R);
+  return R == 1 ? flags[0] != 0 : (flags[0] | flags[(R + 1) / 2 - 1]) != 0;
+}
+
+// Adds group g of R rows × 32 columns to `acc`.
+template <class W, int R>
+OCTAVO_INLINE void int_group(const uint8_t* panel, const uint8_t* acts, int g, F acc[R][2]) {
+  const uint8_t* quads = acts + size_t(g) * 96 * R;
+  if (any_wide<R>(quads)) {
+    add_group<W, R, true>(W::header(panel, g), W::group(panel, g), quads, acc);
+  } else {
+    add_group<W, R, false>(W::header(panel, g), W::group(panel, g), quads, acc);
   }
 }
 
@@ -212,7 +229,7 @@ OCTAVO_INLINE void store_tile(const PanelGemm& p, int block, F total[R][2]) {
 
 // Every block but the first meets the panel in cache; Lines > 0 uses the time to prefetch the next
 // panel, each block its own lines of every group.
-template <class W, int R, bool Wide, int Lines>
+template <class W, int R, int Lines>
 static void int_blocks(const PanelGemm& p) {
   for (int block = p.first_block; block < p.last_block; ++block) {
     const uint8_t* acts = p.acts.ints + size_t(block) * p.acts.int_block_bytes();
@@ -225,7 +242,7 @@ static void int_blocks(const PanelGemm& p) {
       for (; g < p.slice_ends[slice]; ++g) {
         OCTAVO_UNROLL(20)
         for (int i = 0; i < Lines; ++i) prefetch(ahead + size_t(g) * W::group_bytes + 64 * i);
-        int_group<W, R, Wide>(p.weights, acts, g, acc);
+        int_group<W, R>(p.weights, acts, g, acc);
       }
       for (int r = 0; r < R; ++r) {
         for (int c = 0; c < 2; ++c) {
@@ -237,20 +254,20 @@ static void int_blocks(const PanelGemm& p) {
   }
 }
 
-template <class W, int R, bool Wide>
+template <class W, int R>
 static void gemm_int(const PanelGemm& p) {
   const int blocks = p.last_block - p.first_block;
   constexpr int kLines = W::group_bytes / 64;
   if (R == 1 || !p.next || blocks > kLines) {
-    int_blocks<W, R, Wide, 0>(p);  // the hardware keeps up, or the next panel is a long way off
+    int_blocks<W, R, 0>(p);  // the hardware keeps up, or the next panel is a long way off
   } else if (blocks == 1) {
-    int_blocks<W, R, Wide, R == 1 ? 0 : kLines>(p);
+    int_blocks<W, R, R == 1 ? 0 : kLines>(p);
   } else if (blocks * 4 < kLines) {
-    int_blocks<W, R, Wide, R == 1 ? 0 : kLines / 2>(p);
+    int_blocks<W, R, R == 1 ? 0 : kLines / 2>(p);
   } else if (blocks * 2 < kLines) {
-    int_blocks<W, R, Wide, R == 1 ? 0 : 4>(p);
+    int_blocks<W, R, R == 1 ? 0 : 4>(p);
   } else {
-    int_blocks<W, R, Wide, R == 1 ? 0 : 2>(p);
+    int_blocks<W, R, R == 1 ? 0 : 2>(p);
   }
 }
 

@@ -43,18 +43,19 @@ constexpr size_t panel_bytes(Format format, int groups) {
 }
 
 // Activations packed for the matrix kernels in blocks of `lanes` rows (1 or 4).
-// ints:   per block and group 64·lanes bytes: int8 [8][lanes][4], then float scale[lanes],
-//         float scale·Σq[lanes], and int32 −Σq of all 32, of the first 16, of the last 16.
-//         Wide rows hold 15-bit q = 128·high + low: int8 high [8][lanes][4], low [8][lanes][4].
+// ints:   per block and group 96·lanes bytes: int8 low [8][lanes][4], float scale[lanes],
+//         float scale·Σq[lanes], int32 −Σq of all 32, of the first 16, of the last 16, int32 wide,
+//         and int8 high [8][lanes][4]: a group that is wide for its row has 15-bit values
+//         128·high + low. Kernels read `high` if it is wide for any row of the block; it is zero
+//         for the others, so that their sums stay the same integers.
 // floats: per block [groups · 32][lanes].
 struct PackedRows {
   uint8_t* ints = nullptr;
   float* floats = nullptr;
   int groups = 0;
   int lanes = 1;
-  bool wide = false;
 
-  size_t int_group_bytes() const { return size_t(wide ? 96 : 64) * lanes; }
+  size_t int_group_bytes() const { return size_t(96) * lanes; }
   size_t int_block_bytes() const { return size_t(groups) * int_group_bytes(); }
   size_t float_block_size() const { return size_t(groups) * kGroup * lanes; }
 };
@@ -100,19 +101,36 @@ struct CacheSlot {
   uint16_t* v;  // the token's first element
 };
 
+struct Norm {
+  const float* weight;
+  int size;
+  size_t stride;  // floats per row of x
+  float eps;
+  float wide;
+};
+
+struct GatePanel {
+  const float* gate;  // [row_end - row_begin][32]
+  const float* up;
+  int row_begin;
+  int row_end;
+  const float* rms;  // per row
+  float wide;        // limit of a narrow group, in units of rms
+};
+
 struct Kernels {
   const char* name;
-  GemmFn gemm_int[kNumIntFormats][2];   // [format][lanes == 4]
-  GemmFn gemm_wide[kNumIntFormats][2];  // the same for wide rows
+  GemmFn gemm_int[kNumIntFormats][2];  // [format][lanes == 4]
   GemmFn gemm_float[kNumFormats][2];
-  // y = rmsnorm(x) · weight over `size` (padded to whole groups with zeros) → packed row.
-  void (*norm_pack)(const float* x, const float* weight, int size, float eps,
-                    const PackedRows& out, int row);
-  // One group of 32 values → packed.
-  void (*pack_group)(const float* values, const PackedRows& out, int row, int group);
-  // silu(gate) · up of `rows` rows of one 32-column panel → packed group.
-  void (*gate_pack)(const float* gate, const float* up, int row_begin, int row_end,
-                    const PackedRows& out, int group);
+  // y = rmsnorm(x) · weight over `size` (padded to whole groups with zeros) → packed; groups
+  // whose largest value is above wide · rms(y) are wide. All rows of a block; rms(x) of each.
+  void (*norm_pack)(const Norm& norm, const float* x, const PackedRows& out, int block,
+                    float* rms);
+  // One group of 32 values → packed, wide if one is above `limit`.
+  void (*pack_group)(const float* values, float limit, const PackedRows& out, int row, int group);
+  // silu(gate) · up of rows [begin, end) of one 32-column panel → packed group, wide if a value is
+  // above limits[row] · wide.
+  void (*gate_pack)(const GatePanel& panel, const PackedRows& out, int group);
   void (*attention)(const Attention&);
   double (*probe_int8)(int repeats);  // int8 operations done
 };

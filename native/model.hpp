@@ -1,6 +1,7 @@
 // A loaded model: packed weights, the KV pool, scratch memory, and the walk over its ops.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -65,6 +66,19 @@ struct StepArrays {
   float* logits = nullptr;  // [num_samples][vocab], or null
 };
 
+// What a step consists of, for profiles, in the order in which it runs.
+enum class Stage { copy, embed, norm_linear, attention, linear_residual, norm_mlp, head, sample };
+inline constexpr const char* kStageNames[] = {
+    "copy", "embed", "norm_linear", "attention", "linear_residual", "norm_mlp", "head", "sample"};
+inline constexpr int kNumStages = 8;
+
+struct Cost {
+  int64_t calls = 0;
+  double seconds = 0.0;
+  int64_t read_bytes = 0;  // weights and KV, each once per step
+  int64_t operations = 0;
+};
+
 class Model {
  public:
   explicit Model(const ModelOptions& options);
@@ -83,6 +97,11 @@ class Model {
 
   // Throws std::invalid_argument before anything is computed; afterwards never.
   void step(StepArrays& step);
+
+  // Forgets earlier costs and measures every step from now on.
+  void start_profile();
+  // Per stage; not while a step runs.
+  const std::array<Cost, kNumStages>& costs() const { return costs_; }
 
   KvPool& kv() { return kv_; }
   ThreadPool& pool() { return *pool_; }
@@ -113,13 +132,15 @@ class Model {
     std::vector<float> bias;  // 32 per panel, or empty
     bool ints = false;        // the activations it reads
     bool floats = false;
-    bool wide = false;        // int activations of 15 bits
+    // Groups of its input above wide · rms have 15 bits: rms of the normalised row, or, before a
+    // sum into the residual, of the residual row.
+    float wide = __builtin_inff();
 
+    size_t bytes() const;
     int units() const { return int(panels.size()) / panels_per_unit; }
   };
-  enum class Kind { norm_linear, attention, linear_residual, norm_mlp, head };
   struct Op {
-    Kind kind;
+    Stage kind;
     std::vector<float> norm;  // padded to whole groups
     float eps = 0.0f;
     Linear first;   // qkv, o, gate and up, head
@@ -158,8 +179,10 @@ class Model {
   std::vector<float> x_, qkv_, logits_, cos_sin_;
   std::vector<float> attended_;  // only if heads are not whole groups
   RowBuffer norm_rows_, attention_rows_, mlp_rows_;
+  std::vector<float> row_rms_;   // of the residual, when last normalised
   struct ThreadScratch {
     RowBuffer norm_row;            // one row, for steps of one token
+    float row_rms = 0.0f;
     std::vector<float> attention;  // kernel scratch and outputs
     std::vector<float> gate_up;
     std::vector<float> unpacked;
@@ -168,6 +191,8 @@ class Model {
   std::vector<ThreadScratch> thread_scratch_;
   std::unique_ptr<WorkQueue> queue_;
   uint16_t phase_tag_ = 0;
+  bool profiling_ = false;
+  std::array<Cost, kNumStages> costs_;
 };
 
 }  // namespace octavo

@@ -296,6 +296,17 @@ void bind_model(nb::module_& m) {
            "top_logprobs"_a, "logits"_a.none())
       .def("read_block", &read_block)
       .def("poison", &poison)
+      .def("start_profile", &Model::start_profile)
+      .def("costs",
+           [](const Model& self) {
+             nb::list out;
+             for (int i = 0; i < kNumStages; ++i) {
+               const Cost& cost = self.costs()[size_t(i)];
+               out.append(nb::make_tuple(kStageNames[i], cost.calls, cost.seconds,
+                                         cost.read_bytes, cost.operations));
+             }
+             return out;
+           })
       .def_prop_ro("progress", &Model::progress)
       .def_prop_ro("weight_bytes", &Model::weight_bytes)
       .def_prop_ro("huge_weight_bytes", &Model::huge_weight_bytes);
@@ -306,7 +317,7 @@ void bind_model(nb::module_& m) {
 
 NB_MODULE(_native, m) {
   using namespace octavo;
-  m.attr("kernel_revision") = 3;
+  m.attr("kernel_revision") = 4;
   bind_model(m);
   register_sampler(m);
   m.def("dequantize", &dequantize, "Exact float values of a raw tensor.");

@@ -1,8 +1,7 @@
 // The function table of one instruction set; included last by its translation unit.
 #pragma once
 
-#define OCTAVO_INT(W) {gemm_int<W, 1, false>, gemm_int<W, 4, false>}
-#define OCTAVO_WIDE(W) {gemm_int<W, 1, true>, gemm_int<W, 4, true>}
+#define OCTAVO_INT(W) {gemm_int<W, 1>, gemm_int<W, 4>}
 #define OCTAVO_UNPACKED(W) {gemm_unpacked<W, 1>, gemm_unpacked<W, 4>}
 #define OCTAVO_FLOAT(W) {gemm_float<W, 1>, gemm_float<W, 4>}
 #define OCTAVO_KERNELS(label)                                                              \
@@ -10,8 +9,6 @@
     label,                                                                                 \
         {OCTAVO_INT(WeightsQ41), OCTAVO_INT(WeightsQ4), OCTAVO_INT(WeightsQ5),             \
          OCTAVO_INT(WeightsQ8), OCTAVO_INT(WeightsQ4K), OCTAVO_INT(WeightsQ6K)},           \
-        {OCTAVO_WIDE(WeightsQ41), OCTAVO_WIDE(WeightsQ4), OCTAVO_WIDE(WeightsQ5),          \
-         OCTAVO_WIDE(WeightsQ8), OCTAVO_WIDE(WeightsQ4K), OCTAVO_WIDE(WeightsQ6K)},        \
         {OCTAVO_UNPACKED(WeightsQ41), OCTAVO_UNPACKED(WeightsQ4),                          \
          OCTAVO_UNPACKED(WeightsQ5), OCTAVO_UNPACKED(WeightsQ8),                           \
          OCTAVO_UNPACKED(WeightsQ4K), OCTAVO_UNPACKED(WeightsQ6K),                         \

@@ -168,6 +168,16 @@ OCTAVO_INLINE int32_t i_sum(I x) {
   y = _mm_add_epi32(y, _mm_shuffle_epi32(y, 0xb1));
   return _mm_cvtsi128_si32(y);
 }
+OCTAVO_INLINE void i_store_quads(uint8_t* to, const I q[4][2], int32_t sums[4][2]) {
+  for (int r = 0; r < 4; ++r) {
+    int8_t row[32];
+    for (int c = 0; c < 2; ++c) {
+      i_store_s8(row + 16 * c, q[r][c]);
+      sums[r][c] = i_sum(q[r][c]);
+    }
+    for (int j = 0; j < 8; ++j) __builtin_memcpy(to + 4 * (j * 4 + r), row + 4 * j, 4);
+  }
+}
 OCTAVO_INLINE void prefetch(const void* p) {
   _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
 }

@@ -93,6 +93,27 @@ OCTAVO_INLINE void i_store_s8(void* p, I x) {
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
 }
 OCTAVO_INLINE int32_t i_sum(I a) { return _mm512_reduce_add_epi32(a); }
+// 32 int8 of four rows → [8][4] quads; sums of each row's halves.
+OCTAVO_INLINE void i_store_quads(uint8_t* to, const I q[4][2], int32_t sums[4][2]) {
+  I rows[2];
+  for (int i = 0; i < 2; ++i) {
+    const __m256i a = _mm256_set_m128i(_mm512_cvtepi32_epi8(q[2 * i][1]),
+                                       _mm512_cvtepi32_epi8(q[2 * i][0]));
+    const __m256i b = _mm256_set_m128i(_mm512_cvtepi32_epi8(q[2 * i + 1][1]),
+                                       _mm512_cvtepi32_epi8(q[2 * i + 1][0]));
+    rows[i] = _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+    I sum = _mm512_dpbusd_epi32(i_set1(0), _mm512_set1_epi8(1), rows[i]);
+    sum = _mm512_add_epi32(sum, _mm512_shuffle_epi32(sum, _MM_PERM_BADC));
+    sum = _mm512_add_epi32(sum, _mm512_shuffle_epi32(sum, _MM_PERM_CDAB));
+    const I first = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    const __m128i four = _mm512_castsi512_si128(_mm512_permutexvar_epi32(first, sum));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(sums[2 * i]), four);
+  }
+  const I low = _mm512_setr_epi32(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27);
+  const I high = _mm512_add_epi32(low, i_set1(4));
+  i_store(to, _mm512_permutex2var_epi32(rows[0], low, rows[1]));
+  i_store(to + 64, _mm512_permutex2var_epi32(rows[0], high, rows[1]));
+}
 OCTAVO_INLINE void prefetch(const void* p) {
   _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
 }

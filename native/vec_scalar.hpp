@@ -161,6 +161,16 @@ OCTAVO_INLINE int32_t i_sum(I a) {
   for (int i = 0; i < 16; ++i) sum += a.v[i];
   return sum;
 }
+OCTAVO_INLINE void i_store_quads(uint8_t* to, const I q[4][2], int32_t sums[4][2]) {
+  for (int r = 0; r < 4; ++r) {
+    int8_t row[32];
+    for (int c = 0; c < 2; ++c) {
+      i_store_s8(row + 16 * c, q[r][c]);
+      sums[r][c] = i_sum(q[r][c]);
+    }
+    for (int j = 0; j < 8; ++j) __builtin_memcpy(to + 4 * (j * 4 + r), row + 4 * j, 4);
+  }
+}
 OCTAVO_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 }  // namespace octavo::scalar

@@ -3,6 +3,7 @@
 // Every thread runs the same sequence of phases; a phase hands out its items through the queue and
 // ends in a barrier. Which thread computes an item never changes its bits.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 
@@ -36,6 +37,8 @@ class Walk {
     int rows;    // activation rows now: tokens, later only those that sample
     int lanes;
     int blocks;  // of `lanes` rows
+    const float* rms = nullptr;  // per row of the latest norm
+    std::chrono::steady_clock::time_point mark{};  // end of the latest stage, in profiles
 
     void set_rows(int count) {
       rows = count;
@@ -60,12 +63,15 @@ class Walk {
   PackedRows attended_rows(const Thread& t, const Op& op) const;
   void pack_attended(Thread& t, const Op& op);
   void norm_mlp(Thread& t, const Op& op);
-  void gate_up(const Thread& t, const Linear& linear, int item, const PackedRows& in,
+  void gate_up(const Thread& t, const Op& op, int item, const PackedRows& in,
                const PackedRows& out) const;
   void head(Thread& t, const Op& op);
   void gather_sampled() const;
   void sample(int s, int thread) const;
   void plan_attention();
+  void charge(Thread& t, Stage stage, size_t bytes, size_t operations) const;
+  void charge(Thread& t, const Op& op) const;
+  void charge_attention(Thread& t, const AttentionSpec& spec) const;
 
   float* x(int row) const { return model_.x_.data() + size_t(row) * size_t(model_.hidden_stride_); }
   float* qkv(int token) const {
@@ -139,27 +145,71 @@ void Walk::phase(Thread& t, int items, Fn&& fn) {
 void Walk::thread_main(int index) {
   Thread t{index, model_.phase_tag_, 0, 1, 0};
   t.set_rows(step_.num_tokens);
-  if (step_.num_copies > 0) copy_blocks(t);
+  t.mark = std::chrono::steady_clock::now();
+  if (step_.num_copies > 0) {
+    copy_blocks(t);
+    charge(t, Stage::copy, 0, 0);
+  }
   embed(t);
+  charge(t, Stage::embed, 0, 0);
   const int ops = int(model_.ops_.size());
   for (int i = 0; i < ops; ++i) {
     const Op& op = model_.ops_[size_t(i)];
     switch (op.kind) {
-      case Model::Kind::norm_linear:
+      case Stage::norm_linear:
         multiply(t, op.first, pack_norm(t, op), model_.qkv_.data(), size_t(model_.qkv_stride_),
                  false);
         break;
-      case Model::Kind::attention: attention(t, op, i == model_.last_attention_); break;
-      case Model::Kind::linear_residual:
+      case Stage::attention: attention(t, op, i == model_.last_attention_); break;
+      case Stage::linear_residual:
         multiply(t, op.first, model_.attention_rows_.view(op.first, t.lanes),
                  model_.x_.data(), size_t(model_.hidden_stride_), true);
         break;
-      case Model::Kind::norm_mlp: norm_mlp(t, op); break;
-      case Model::Kind::head: head(t, op); break;
+      case Stage::norm_mlp: norm_mlp(t, op); break;
+      default: head(t, op); break;
     }
+    if (op.kind != Stage::head) charge(t, op);
     if (t.rows == 0) break;  // nothing samples: the caches are written, the rest has no reader
   }
   if (index == 0) model_.phase_tag_ = t.tag;
+}
+
+// Charges the time since the last charge to a stage whose last barrier is behind us.
+void Walk::charge(Thread& t, Stage stage, size_t bytes, size_t operations) const {
+  if (!model_.profiling_ || t.index != 0) return;
+  const auto now = std::chrono::steady_clock::now();
+  Cost& cost = model_.costs_[size_t(stage)];
+  cost.calls += 1;
+  cost.seconds += std::chrono::duration<double>(now - t.mark).count();
+  cost.read_bytes += int64_t(bytes);
+  cost.operations += int64_t(operations);
+  t.mark = now;
+}
+
+void Walk::charge(Thread& t, const Op& op) const {
+  if (!model_.profiling_ || t.index != 0) return;
+  if (op.kind == Stage::attention) return charge_attention(t, op.attention);
+  size_t bytes = 0, operations = 0;
+  for (const Linear* linear : {&op.first, &op.second}) {
+    bytes += linear->bytes();
+    operations += 2 * size_t(t.rows) * size_t(linear->groups) * kGroup * size_t(linear->outputs);
+  }
+  charge(t, op.kind, bytes, operations);
+}
+
+void Walk::charge_attention(Thread& t, const AttentionSpec& spec) const {
+  size_t seen = 0, pairs = 0;
+  for (int r = 0; r < step_.num_rows; ++r) {
+    const int count = step_.query_start[r + 1] - step_.query_start[r];
+    for (int i = 0; i < count; ++i) {
+      const int visible = step_.context_lens[r] + i + 1;
+      pairs += size_t(spec.window > 0 ? std::min(visible, spec.window) : visible);
+    }
+    const int last = step_.context_lens[r] + count;
+    seen += size_t(spec.window > 0 ? std::min(last, spec.window + count - 1) : last);
+  }
+  charge(t, Stage::attention, seen * size_t(spec.kv_heads * spec.head_dim) * 4,
+         pairs * size_t(spec.heads * spec.head_dim) * 4);
 }
 
 void Walk::copy_blocks(Thread& t) {
@@ -203,18 +253,20 @@ void Walk::embed(Thread& t) {
 // Normalised and packed rows of x. A single row is packed by every thread for itself: cheaper than
 // a barrier.
 PackedRows Walk::pack_norm(Thread& t, const Op& op) {
-  const auto pack = [&](const PackedRows& out, int row) {
-    kernels_.norm_pack(x(row), op.norm.data(), model_.options_.hidden, op.eps, out, row);
-  };
+  const Norm norm{op.norm.data(), model_.options_.hidden, size_t(model_.hidden_stride_),
+                  op.eps, op.first.wide};
   if (t.rows == 1) {
-    const PackedRows out = model_.thread_scratch_[size_t(t.index)].norm_row.view(op.first, 1);
-    pack(out, 0);
+    Model::ThreadScratch& scratch = model_.thread_scratch_[size_t(t.index)];
+    const PackedRows out = scratch.norm_row.view(op.first, 1);
+    t.rms = &scratch.row_rms;
+    kernels_.norm_pack(norm, x(0), out, 0, &scratch.row_rms);
     return out;
   }
   const PackedRows out = model_.norm_rows_.view(op.first, t.lanes);
+  t.rms = model_.row_rms_.data();
   phase(t, t.blocks, [&](int block) {
-    const int end = std::min(t.rows, (block + 1) * t.lanes);
-    for (int row = block * t.lanes; row < end; ++row) pack(out, row);
+    const int row = block * t.lanes;
+    kernels_.norm_pack(norm, x(row), out, block, &model_.row_rms_[size_t(row)]);
   });
   return out;
 }
@@ -228,9 +280,8 @@ void Walk::run_panel(const Thread& t, const Linear& linear, size_t index, PanelG
   args.next = panel.data + panel_bytes(panel.format, linear.groups);
   args.scratch = model_.thread_scratch_[size_t(t.index)].unpacked.data();
   const int format = int(panel.format);
-  const GemmFn* table = !ints          ? kernels_.gemm_float[format]
-                        : linear.wide ? kernels_.gemm_wide[format]
-                                      : kernels_.gemm_int[format];
+  const GemmFn* table = !ints ? kernels_.gemm_float[format]
+                              : kernels_.gemm_int[format];
   table[args.acts.lanes == 4](args);
 }
 
@@ -330,12 +381,14 @@ void Walk::attend(const Thread& t, const Op& op, const Span& span, int kv_head) 
     return;
   }
   const PackedRows packed = attended_rows(t, op);
+  const float wide = (&op + 1)->first.wide;
   const int per_head = spec.head_dim / kGroup;
   for (int i = 0; i < n; ++i) {
     const int head = kv_head * ratio + i % ratio;
     for (int g = 0; g < per_head; ++g) {
-      kernels_.pack_group(args.out + i * spec.head_dim + g * kGroup, packed, span.out + i / ratio,
-                          head * per_head + g);
+      kernels_.pack_group(args.out + i * spec.head_dim + g * kGroup,
+                          wide * t.rms[span.token + i / ratio], packed,
+                          span.out + i / ratio, head * per_head + g);
     }
   }
 }
@@ -351,7 +404,9 @@ void Walk::pack_attended(Thread& t, const Op& op) {
   const int groups = packed.groups;
   phase(t, t.rows, [&](int row) {
     const float* from = model_.attended_.data() + size_t(row) * size_t(groups) * kGroup;
-    for (int g = 0; g < groups; ++g) kernels_.pack_group(from + g * kGroup, packed, row, g);
+    const int token = t.rows == step_.num_tokens ? row : sampled_[size_t(row)];
+    const float limit = (&op + 1)->first.wide * t.rms[token];
+    for (int g = 0; g < groups; ++g) kernels_.pack_group(from + g * kGroup, limit, packed, row, g);
   });
 }
 
@@ -387,8 +442,9 @@ void Walk::gather_sampled() const {
   }
 }
 
-void Walk::gate_up(const Thread& t, const Linear& linear, int item, const PackedRows& in,
+void Walk::gate_up(const Thread& t, const Op& op, int item, const PackedRows& in,
                    const PackedRows& out) const {
+  const Linear& linear = op.first;
   const int units = linear.units();
   const int chunk = item / units, unit = item % units;
   PanelGemm args{};
@@ -411,14 +467,14 @@ void Walk::gate_up(const Thread& t, const Linear& linear, int item, const Packed
       gate[(row - begin) * kPanel + n] = up[(row - begin) * kPanel + n] = 0.0f;
     }
   }
-  kernels_.gate_pack(gate, up, begin, end, out, unit);
+  kernels_.gate_pack({gate, up, begin, end, t.rms, op.second.wide}, out, unit);
 }
 
 void Walk::norm_mlp(Thread& t, const Op& op) {
   const PackedRows in = pack_norm(t, op);
   const PackedRows out = model_.mlp_rows_.view(op.second, t.lanes);
   const int chunks = (t.blocks + kBlocksPerChunk - 1) / kBlocksPerChunk;
-  phase(t, op.first.units() * chunks, [&](int item) { gate_up(t, op.first, item, in, out); });
+  phase(t, op.first.units() * chunks, [&](int item) { gate_up(t, op, item, in, out); });
   multiply(t, op.second, out, model_.x_.data(), size_t(model_.hidden_stride_), true);
 }
 
@@ -431,7 +487,9 @@ void Walk::head(Thread& t, const Op& op) {
   if (t.rows == 0) return;
   multiply(t, op.first, pack_norm(t, op), model_.logits_.data(), size_t(model_.options_.vocab),
            false);
+  charge(t, op);
   phase(t, step_.num_samples, [&](int s) { sample(s, t.index); });
+  charge(t, Stage::sample, 0, 0);
 }
 
 void Walk::sample(int s, int thread) const {

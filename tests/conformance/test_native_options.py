@@ -96,3 +96,28 @@ def test_probes_measure_something():
     assert found["read_gbs"] > 0
     assert found["int8_gops"] > 0
     assert default_num_threads() >= 1
+
+
+def test_op_times_count_what_ran():
+    executor = load(num_blocks=8)
+    batch = step([Row(tokens=[1, 2, 3], table=[0], logits_at=[2])])
+    executor.forward(batch)
+    assert executor.op_times() == []
+    executor.start_profile()
+    executor.forward(batch)
+    spec = tiny_spec()
+    times = {spent.op: spent for spent in executor.op_times()}
+    assert list(times) == [
+        "embed", "norm_linear", "attention", "linear_residual", "norm_mlp", "head", "sample"
+    ]  # fmt: skip
+    assert times["attention"].calls == times["norm_mlp"].calls == spec.num_layers
+    assert times["head"].calls == 1
+    assert all(spent.seconds > 0 for spent in times.values())
+    per_layer = 3 * spec.num_kv_heads * spec.head_dim * 2 * 2
+    assert times["attention"].read_bytes == spec.num_layers * per_layer
+    pairs = 1 + 2 + 3
+    per_pair = 2 * 2 * spec.num_heads * spec.head_dim
+    before_last = (spec.num_layers - 1) * pairs * per_pair
+    assert times["attention"].operations >= before_last + 3 * per_pair
+    executor.start_profile()
+    assert executor.op_times() == []

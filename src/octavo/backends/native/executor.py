@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo import _native
-from octavo.backends.program import CacheLayout, StepBatch, StepOutput
+from octavo.backends.program import CacheLayout, OpTime, StepBatch, StepOutput
 from octavo.weights.tensor import LogicalTensor
 
 
@@ -68,6 +68,21 @@ class NativeExecutor:
             output.logits,
         )
         return output
+
+    def start_profile(self) -> None:
+        """Forget earlier times and time every op from now on."""
+        self._loaded().start_profile()
+
+    def op_times(self) -> list[OpTime]:
+        """Times since ``start_profile`` of the ops that ran, in the order of a step.
+
+        KV and weights count once per step, however often a prompt's rows read them from cache.
+        """
+        return [
+            OpTime(op=op, calls=calls, seconds=seconds, read_bytes=size, operations=operations)
+            for op, calls, seconds, size, operations in self._loaded().costs()
+            if calls
+        ]
 
     def read_block(
         self, group: int, layer: int, block: int
