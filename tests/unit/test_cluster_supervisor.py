@@ -240,6 +240,7 @@ def test_what_a_deaf_child_had_started_goes_with_it() -> None:
     deaf = with_helper(SERVES).replace("lambda *_: sys.exit(0)", "signal.SIG_IGN")
     watch = Watch(a_ready=stop)
     Supervisor([spec("a", deaf, drain_s=0.2)], on_status=watch).run()
+    assert watch.pids
     for pid in watch.pids:
         wait_gone(pid)
 

@@ -107,6 +107,7 @@ def test_a_crumb_for_ever_does_not_renew_the_clock() -> None:
         while not ended.done():
             writer.write(b"\r\n")
             await asyncio.sleep(0.05)
+        assert not ended.result() or b" 408 " in ended.result()
         writer.close()
         await here.wait_no_connection()
 
@@ -174,6 +175,7 @@ def test_who_never_reads_is_dropped(app: App, close: bytes) -> None:
             await asyncio.sleep(0)
         await here.wait_no_connection()
         await here.wait_no_handler()
+        assert here.server.num_connections == here.server.num_handlers == 0
         writer.transport.abort()
 
     play(app, test)
