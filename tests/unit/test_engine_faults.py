@@ -470,3 +470,13 @@ def test_a_taken_over_attempt_keeps_what_its_first_one_read() -> None:
     driver.run()
     driver.verify()
     assert {o.num_cached_tokens for o in driver.outputs if o.request_id == "r"} == {32}
+
+
+def test_a_refusal_names_the_field() -> None:
+    driver = EngineDriver(make_info(block_size=16, num_blocks=20, max_model_len=500))
+    driver.submit(make_request("r", [1] * 100, sampling=sampling(max_tokens=300)))
+    driver.submit(make_request("s", [1], sampling=sampling(n=65)))
+    assert {(out.request_id, out.error_param) for out in driver.step()} == {
+        ("r", "max_tokens"),
+        ("s", "n"),
+    }

@@ -276,3 +276,20 @@ def test_an_error_in_mid_stream_closes_the_connection(smollm2_text: Any) -> None
     # Longer than the test waits: only the server's own close ends the read.
     GuardedProtocol.head_timeout_s = 60.0
     asyncio.run(main())
+
+
+def test_chunk_framing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(here: Listening) -> None:
+        reader, writer = await here.connect()
+        writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while not here.server.num_handlers:  # noqa: ASYNC110 - the head has been read alone
+            await asyncio.sleep(0.01)
+        writer.write(b"1;" + b"a" * 20_000)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        assert b" 413 " in head
+        assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+        writer.close()
+        await here.wait_no_connection()
+
+    monkeypatch.setattr("octavo.server.http_protocol.MAX_RAW_BODY_BYTES", 10_000)
+    play(reads_first, test)

@@ -73,8 +73,8 @@ def build_app(state: ServerState, *, allowed_hosts: Iterable[str] = ()) -> ASGIA
 
 # Known elsewhere, not served here: refused by name, with what to use instead.
 _REFUSED_PATHS = {
-    "/v1/responses": "the Responses protocol is not served; use /v1/chat/completions",
-    "/v1/messages": "the Messages protocol is not served; use /v1/chat/completions",
+    "/v1/responses": "the Responses protocol is not served; use Chat Completions",
+    "/v1/messages": "the Messages protocol is not served; use Chat Completions",
     "/v1/embeddings": "embeddings are not served; this server generates text",
     "/v1/score": "scoring is not served; this server generates text",
 }

@@ -19,7 +19,8 @@ from octavo.server.replies import encode_json, error_body
 
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
-# Of one message as it comes over the wire: bodies are smaller, chunk framing may not be.
+# Of one message as it comes over the wire, the read that holds its head aside: bodies are smaller,
+# chunk framing may not be.
 MAX_RAW_BODY_BYTES = 8 << 20
 HEAD_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
