@@ -18,6 +18,7 @@ from octavo.testing.processes import (
     ServerProcess,
     fake_serve_argv,
     running_server,
+    serve_argv,
     wait_gone,
 )
 
@@ -40,6 +41,17 @@ def own_server(smollm2_path: Path, tmp_path: Path) -> Iterator[ServerProcess]:
         tmp_path, smollm2_path, step_s=0.004, num_blocks=256, restart_budget=2,
         slow=SLOW, slow_s=5.0, hang=HANG,
     )  # fmt: skip
+    with running_server(tmp_path, argv) as running:
+        running.wait_ready()
+        yield running
+
+
+@pytest.fixture
+def hasty_server(smollm2_path: Path, tmp_path: Path) -> Iterator[ServerProcess]:
+    """One that calls half a second without progress a hang."""
+    argv = fake_serve_argv(
+        tmp_path, smollm2_path, step_s=0.004, num_blocks=256, hang_s=0.5, hang=HANG
+    )
     with running_server(tmp_path, argv) as running:
         running.wait_ready()
         yield running
@@ -168,21 +180,57 @@ def test_an_idle_server_uses_no_cpu(server: ServerProcess) -> None:
     assert {pid: ticks(pid) for pid in pids} == before
 
 
-@pytest.mark.slow
-def test_a_stopped_engine_is_not_ready(own_server: ServerProcess) -> None:
-    stream = Stream(own_server, 1, max_tokens=600)
+def test_a_stopped_engine_is_killed_and_its_streams_go_on(hasty_server: ServerProcess) -> None:
+    calm = Stream(hasty_server, 1, max_tokens=600)
+    calm.join(60)
+    stream = Stream(hasty_server, 1, max_tokens=600)
     stream.wait_for_text()
-    pid = own_server.children[ENGINE]
+    before = hasty_server.metric("octavo_engine_steps_total")
+    pid = hasty_server.children[ENGINE]
     os.kill(pid, signal.SIGSTOP)
-    try:
-        own_server.wait_ready(ready=False)
-        with own_server.client() as http:
-            assert http.get("/health").status_code == 200
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    own_server.wait_ready()
+    with hasty_server.client() as http:
+        assert http.get("/health").status_code == 200
     stream.join(60)
-    assert stream.finish == "length"
+    wait_gone({pid})
+    assert (stream.finish, stream.done, stream.error) == ("length", True, None)
+    assert stream.text == calm.text
+    assert hasty_server.metric("octavo_engine_restarts_total") == 1
+    assert "'hung'" in hasty_server.output
+    settle(hasty_server)
+    # What the dead engine had counted still counts.
+    assert hasty_server.metric("octavo_engine_steps_total") > before > 600
+
+
+@pytest.mark.slow
+def test_a_stopped_engine_with_a_model_is_killed_too(smollm2_path: Path, tmp_path: Path) -> None:
+    argv = serve_argv(str(smollm2_path), "--kv-memory", "64MiB")
+    with running_server(tmp_path, argv) as server:
+        server.wait_ready()
+        calm = Stream(server, 1)
+        calm.join(60)
+        stream = Stream(server, 1)
+        stream.wait_for_text()
+        pid = server.children["engine_process"]
+        os.kill(pid, signal.SIGSTOP)
+        stream.join(120)
+        wait_gone({pid})
+        assert (stream.finish, stream.done, stream.error) == ("length", True, None)
+        assert stream.text == calm.text
+        assert server.metric("octavo_engine_restarts_total") == 1
+        assert "made no progress for" in server.output
+
+
+def test_a_step_that_hangs_costs_its_own_request(hasty_server: ServerProcess) -> None:
+    calm = Stream(hasty_server, 2)
+    calm.join(60)
+    innocent = Stream(hasty_server, 2)
+    innocent.wait_for_text()
+    hung = Stream(hasty_server, 3, prompt=[5, HANG, 6], max_tokens=5)
+    hung.join(60)
+    innocent.join(60)
+    assert "is dropped" in json.dumps(hung.error) or hung.error == 500
+    assert (innocent.error, innocent.text) == (None, calm.text)
+    settle(hasty_server)
 
 
 def test_a_step_that_hangs_is_not_ready_and_one_that_lasts_is(own_server: ServerProcess) -> None:
@@ -195,12 +243,6 @@ def test_a_step_that_hangs_is_not_ready_and_one_that_lasts_is(own_server: Server
     hung = Stream(own_server, 2, prompt=[5, HANG, 6], max_tokens=5)
     own_server.wait_ready(ready=False)
     assert not hung.text
-    own_server.kill_child(ENGINE)
-    # The request hangs the next engine too; once its client is gone, all is well.
-    own_server.wait_ready(ready=False)
-    own_server.kill_child(API)
-    own_server.kill_child(ENGINE)
-    own_server.wait_ready()
 
 
 def test_no_orphan_when_the_supervisor_dies(own_server: ServerProcess) -> None:

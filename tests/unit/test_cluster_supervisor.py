@@ -277,3 +277,57 @@ Supervisor([ChildSpec(name="a", argv=[sys.executable, "-c", {child!r}])],
     process.kill()
     process.wait()
     wait_gone(int(pid_file.read_text()))
+
+
+ACCUSES = (
+    CHILD
+    + """
+time.sleep(0.3)
+say(event="ready")
+say(event="hung", child="b", silent_s=%s)
+say(event="hung", child="nobody", silent_s=0)
+say(event="hung", child="b", silent_s="long")
+say(event="asked")
+signal.pause()
+"""
+)
+
+
+def test_a_child_that_hangs_is_killed_and_restarted() -> None:
+    # Stopped: no handler of its own could end it.
+    stuck = (
+        CHILD
+        + """
+say(event="ready", pid=os.getpid())
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+    )
+
+    def stop_at_the_second(watch: Watch) -> None:
+        if len(watch.pids) == 2:
+            stop(watch)
+
+    watch = Watch(b_ready=stop_at_the_second)
+    accuser = spec("a", ACCUSES % 0.1, after=("b", "ready"))
+    Supervisor([accuser, spec("b", stuck, drain_s=0.1)], on_status=watch).run()
+    assert watch.seen.count(("b", "hung")) == 1
+    assert watch.seen.count(("b", "exited")) == 1
+    assert len(set(watch.pids)) == 2
+
+
+def test_a_complaint_about_the_one_before_kills_nobody() -> None:
+    watch = Watch(a_asked=stop)
+    accuser = spec("a", ACCUSES % 60, after=("b", "ready"))
+    assert Supervisor([accuser, spec("b", SERVES)], on_status=watch).run()[1] in (
+        "", "the a process was killed by SIGTERM",
+    )  # fmt: skip
+    assert ("b", "hung") not in watch.seen
+
+
+def test_a_child_that_keeps_hanging_is_named_so() -> None:
+    accuser = spec("a", ACCUSES % 0.1, after=("b", "ready"))
+    code, cause = Supervisor(
+        [accuser, spec("b", SERVES)], on_status=Watch(), restart_budget=0
+    ).run()
+    assert code == 1
+    assert cause == "b process made no progress for 0 s, 1 times in 60 s"

@@ -632,7 +632,12 @@ class Watched:
 
         self.now = 100.0
         client: Any = SimpleNamespace(
-            ready=True, num_active=0, engine_restarts=0, stats=None, welcome=None
+            ready=True,
+            num_active=0,
+            engine_restarts=0,
+            stats=None,
+            welcome=None,
+            counters=CounterTotals(),
         )
         self.metrics = Metrics(
             client, model="tiny", is_draining=lambda: False, limits=dict, clock=lambda: self.now

@@ -32,6 +32,12 @@ class Console:
             self._say(f"{_number(status['took']):8.2f} s  {status['name']}")
         elif event == "ready":
             self._on_ready(child, status)
+        elif event == "hung":
+            silent_s = _number(status["silent_s"])
+            self._say(
+                f"the {child} process made no progress for {silent_s:.0f} s with work waiting; "
+                "it is killed"
+            )
         elif event == "exited" and self._boxed:
             self._say(f"the {child} process ended (code {status['code']})")
 

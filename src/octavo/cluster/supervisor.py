@@ -2,6 +2,7 @@
 
     SIGTERM / SIGINT → the children named first drain (readiness off, requests end) → the rest stop
     a child dies     → restarted after a back-off, within a budget; its peers stay
+    a child hangs    → its peer says so (``hung``); it is killed, and that is a death
     the budget ends, or a child says ``fatal`` before it was ever ready → all stop, exit code 1
 
 Each child has its own session (a Ctrl-C reaches the supervisor alone) and a death pipe whose
@@ -27,6 +28,7 @@ RESTART_WINDOW_S = 60.0
 BACKOFF_S = (0.0, 0.1, 0.5, 1.0, 2.0)
 STOP_GRACE_S = 10.0
 MAX_STATUS_LINE = 1 << 16
+HUNG_SLACK_S = 1.0
 
 Status = dict[str, object]
 
@@ -55,6 +57,7 @@ class _Child:
     status_fd: int = -1
     pending: bytes = b""
     was_ready: bool = False
+    ready_at: float | None = None
     fatal: str = ""
     restart_at: float | None = None
     deaths: deque[float] = field(default_factory=deque)
@@ -154,7 +157,7 @@ class Supervisor:
     def _start(self, child: _Child) -> None:
         death_read, child.death_fd = os.pipe()
         child.status_fd, status_write = os.pipe()
-        child.restart_at, child.fatal, child.pending = None, "", b""
+        child.restart_at, child.ready_at, child.fatal, child.pending = None, None, "", b""
         argv = [
             *child.spec.argv, "--death-fd", str(death_read), "--status-fd", str(status_write)
         ]  # fmt: skip
@@ -193,10 +196,33 @@ class Supervisor:
             return
         self._seen.add((child.spec.name, event))
         if event == "ready":
-            child.was_ready = True
+            child.was_ready, child.ready_at = True, time.monotonic()
         elif event == "fatal":
             child.fatal = str(status.get("error", ""))
+        elif event == "hung":
+            self._on_hung(status)
+            return
         self._on_status(child.spec.name, status)
+
+    def _on_hung(self, status: Status) -> None:
+        """Kill the child that another says was silent for ``silent_s``.
+
+        Unless it has not been ready for that long: then the complaint is about the one before it.
+        """
+        silent_s = status.get("silent_s")
+        if not isinstance(silent_s, (int, float)):
+            return
+        for child in self._children:
+            if child.spec.name != status.get("child") or child.process is None:
+                continue
+            if child.ready_at is None or (
+                time.monotonic() - child.ready_at + HUNG_SLACK_S < silent_s
+            ):
+                continue
+            child.ready_at = None
+            child.fatal = f"{child.spec.name} process made no progress for {silent_s:.0f} s"
+            self._on_status(child.spec.name, {"event": "hung", "silent_s": silent_s})
+            _kill_group(child.process)
 
     def _reap(self, child: _Child) -> None:
         if child.process is None or not _has_ended(child.process):

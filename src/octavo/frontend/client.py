@@ -43,9 +43,11 @@ from octavo.errors import (
     OverloadedError,
     UnavailableError,
 )
+from octavo.frontend.counter_totals import CounterTotals
 from octavo.frontend.journal import Numerics
 from octavo.frontend.outbox import Outbox
 from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.progress_watch import HANG_S, ProgressWatch
 from octavo.frontend.recovery import RETRY_BUDGET, Recovery
 from octavo.frontend.stream import RequestStream
 
@@ -54,8 +56,6 @@ if TYPE_CHECKING:
     from octavo.frontend.transport import Transport
 
 TICK_S = 0.25
-# With the beat's interval this keeps "not ready within 5 s without progress".
-STALL_S = 4.0
 SLOW_CLIENT_S = 30.0
 DEADLINE_GRACE_S = 1.0
 CONTROL_TIMEOUT_S = 5.0
@@ -64,7 +64,11 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncEngineClient:
-    """Owns the streams in flight and the connection; the journal belongs to the processor."""
+    """Owns the streams in flight and the connection; the journal belongs to the processor.
+
+    ``on_hang(seconds)`` is told when the engine owes something and has not moved for that long,
+    ``hang_s`` beyond what is usual (see ``ProgressWatch``).
+    """
 
     def __init__(
         self,
@@ -73,6 +77,8 @@ class AsyncEngineClient:
         *,
         client_epoch: int,
         clock: Callable[[], float] = time.monotonic,
+        on_hang: Callable[[float], None] = lambda _seconds: None,
+        hang_s: float = HANG_S,
     ) -> None:
         self._transport = transport
         self._outbox = Outbox(transport)
@@ -86,14 +92,15 @@ class AsyncEngineClient:
         self._recovery = Recovery(processor.journal)
         self._connected = False
         self._engine_epoch: int | None = None
-        self._progress = -1
-        self._progress_at = 0.0
+        self._watch = ProgressWatch(clock, hang_s=hang_s)
+        self._on_hang = on_hang
         self._calls: dict[int, asyncio.Future[dict[str, object]]] = {}
         self._tick_handle: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle = asyncio.Event()
         self.welcome: Welcome | None = None
         self.stats: Stats | None = None
+        self.counters = CounterTotals()
         self.engine_restarts = 0
 
     # -- life ------------------------------------------------------------------------------
@@ -117,7 +124,7 @@ class AsyncEngineClient:
         """Whether an engine is there and makes progress with the work it has (P6)."""
         if self.welcome is None:
             return False
-        return not self._submitted or self._clock() - self._progress_at < STALL_S
+        return not self._submitted or not self._watch.stalled
 
     @property
     def num_active(self) -> int:
@@ -212,7 +219,7 @@ class AsyncEngineClient:
         entry = self._journal.get(request_id)
         assert entry is not None
         if not self._submitted:
-            self._progress_at = self._clock()
+            self._watch.sign()
         message = SubmitMessage(client_epoch=self._epoch, submit=entry.submission())
         if not self._outbox.send(message):
             return False
@@ -251,6 +258,7 @@ class AsyncEngineClient:
     def connected(self) -> None:
         """See ``Receiver``."""
         self._connected = True
+        self._watch.new_engine()
         self._outbox.send(Hello(client_epoch=self._epoch))
         self._schedule_tick()
 
@@ -274,24 +282,20 @@ class AsyncEngineClient:
     def _on_message(self, message: EngineMessage) -> None:
         match message:
             case Outputs():
-                self._progress_at = self._clock()
+                self._watch.sign()
                 self._on_outputs(message.outputs)
             case Stats():
                 self.stats = message
-                self._note_progress(message.progress)
+                self.counters.note(message.engine_epoch, message.counters)
+                self._watch.note(message.progress)
             case Beat():
-                self._note_progress(message.progress)
+                self._watch.note(message.progress)
             case ControlReply():
                 future = self._calls.get(message.call_id)
                 if future is not None and not future.done():
                     future.set_result(message.body)
             case Welcome():
                 pass
-
-    def _note_progress(self, progress: int) -> None:
-        if progress != self._progress:
-            self._progress = progress
-            self._progress_at = self._clock()
 
     def _lose_engine(self) -> None:
         self.welcome = None
@@ -309,7 +313,7 @@ class AsyncEngineClient:
         died = self._engine_epoch is not None and welcome.engine_epoch != self._engine_epoch
         self._engine_epoch = welcome.engine_epoch
         self.welcome = welcome
-        self._progress_at = self._clock()
+        self._watch.new_engine()
         suspects, self._submitted = self._submitted, set()
         self._recovery.restart(())
         if died:
@@ -441,6 +445,9 @@ class AsyncEngineClient:
     def _tick(self) -> None:
         """A few times a second while requests are in flight or a welcome is awaited."""
         self._tick_handle = None
+        owed = self._connected and (self.welcome is None or bool(self._submitted))
+        if silent_s := self._watch.tick(owed=owed):
+            self._on_hang(silent_s)
         self._outbox.flush()
         if self._connected and self.welcome is None:
             self._outbox.send(Hello(client_epoch=self._epoch))

@@ -22,6 +22,7 @@ from octavo.cluster.child import ChildChannel, run_child
 from octavo.cluster.transport import engine_address
 from octavo.frontend import AsyncEngineClient, DealerTransport, OutputProcessor
 from octavo.frontend.model_defaults import ModelDefaults, model_defaults
+from octavo.frontend.progress_watch import HANG_S
 from octavo.server.app import build_app
 from octavo.server.edge import ApiKeys
 from octavo.server.http_server import HttpServer
@@ -41,6 +42,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     allowed_hosts: list[str]
     drain_s: float
     request_timeout_s: float = REQUEST_TIMEOUT_S
+    hang_s: float = HANG_S
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,7 +77,11 @@ class ApiProcess:
         self._config = config
         self._channel = channel
         self._client = AsyncEngineClient(
-            DealerTransport(engine), OutputProcessor(tokenizer), client_epoch=secrets.randbits(62)
+            DealerTransport(engine),
+            OutputProcessor(tokenizer),
+            client_epoch=secrets.randbits(62),
+            on_hang=lambda seconds: channel.report("hung", child="engine", silent_s=seconds),
+            hang_s=config.hang_s,
         )
         self._state = ServerState(
             client=self._client,

@@ -64,6 +64,7 @@ class EngineCollector(Collector):
         )
         yield from self._bounds()
         yield from self._snapshot()
+        yield from self._totals()
         yield from self._facts()
 
     def _bounds(self) -> Iterator[Metric]:
@@ -101,7 +102,9 @@ class EngineCollector(Collector):
             else:
                 yield self._gauge(f"octavo_{name}", "engine gauge", value)
         yield kv_bytes
-        for name, value in stats.counters.items():
+
+    def _totals(self) -> Iterator[Metric]:
+        for name, value in sorted(self._client.counters.totals().items()):
             yield self._counter(f"octavo_engine_{name}", "engine counter", value)
             if name in _ALIASES:
                 yield self._counter(_ALIASES[name], "engine counter", value)

@@ -27,6 +27,7 @@ def main(options_path: str) -> int:
         "api_keys": [],
         "allowed_hosts": [],
         "drain_s": DRAIN_S,
+        "hang_s": options["hang_s"],
     }
     write_private(runtime_dir / "api.json", api)
     specs = child_specs(runtime_dir, listener.fileno(), drain_s=DRAIN_S)

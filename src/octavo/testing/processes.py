@@ -15,6 +15,8 @@ from pathlib import Path
 
 import httpx
 
+from octavo.frontend.progress_watch import HANG_S
+
 START_TIMEOUT_S = 30.0
 _URL = re.compile(r"http://[\w.:\[\]]+?:\d+")
 
@@ -116,11 +118,13 @@ def serve_argv(*options: str) -> list[str]:
 
 
 def fake_serve_argv(
-    folder: Path, model: Path, *, restart_budget: int = 8, **engine: float
+    folder: Path, model: Path, *, restart_budget: int = 8, hang_s: float = HANG_S, **engine: float
 ) -> list[str]:
     """A server whose engine has a fake runner; ``engine`` are its options."""
     options = folder / "fake.json"
-    values = {"model": str(model), "engine": engine, "restart_budget": restart_budget}
+    values = {
+        "model": str(model), "engine": engine, "restart_budget": restart_budget, "hang_s": hang_s,
+    }  # fmt: skip
     options.write_text(json.dumps(values), encoding="utf-8")
     return [sys.executable, "-m", "octavo.testing.fake_serve", str(options)]
 
