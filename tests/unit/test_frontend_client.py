@@ -202,6 +202,25 @@ def test_a_stop_string_ends_the_branch_in_the_engine(smollm2_text: Any) -> None:
     run(test())
 
 
+def test_a_stop_string_waits_for_min_tokens(smollm2_text: Any) -> None:
+    async def test() -> None:
+        async with world(smollm2_text[1]) as here:
+            _, text = await read(here.client.submit(request(max_tokens=40), timeout_s=9))
+            # Every letter there is: any token would stop it.
+            stops = tuple(sorted(set(text[0]))[:16])
+            early, _ = await read(
+                here.client.submit(request(max_tokens=40, stop=stops), timeout_s=9)
+            )
+            late, cut = await read(
+                here.client.submit(request(max_tokens=40, min_tokens=20, stop=stops), timeout_s=9)
+            )
+            assert len(early[0]) < 20 < len(late[0]) <= 40
+            assert text[0].startswith(cut[0])
+            await until(lambda: here.kept() == (0,) * 5)
+
+    run(test())
+
+
 def test_lost_outputs_are_replayed_from_the_journal(smollm2_text: Any) -> None:
     async def test() -> None:
         async with world(smollm2_text[1]) as here:

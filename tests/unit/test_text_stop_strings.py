@@ -174,3 +174,52 @@ def test_a_stream_says_how_many_tokens_count(text, stops, sizes):
     else:
         kept = bytes(ids[:counted]).decode("utf-8", "ignore")
         assert kept == sent + stop
+
+
+def obvious_late_stop(pieces: list[str], stops: list[str], least: int) -> tuple[str, str | None]:
+    """As ``obvious_stop``, but no stop may end within the first ``least`` pieces."""
+    text, early = "".join(pieces), len("".join(pieces[:least]))
+    for end in range(early + 1, len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            stop = max(ending, key=len)
+            return text[: end - len(stop)], stop
+    return text, None
+
+
+@given(
+    st.text("abc€", max_size=20), stop_lists, st.integers(0, 12),
+    st.lists(st.integers(0, 4), max_size=30),
+)  # fmt: skip
+def test_no_stop_ends_the_first_min_tokens(text, stops, least, sizes):
+    ids = list(text.encode())
+    tokenizer = TOKENIZERS[False]
+    alone = IncrementalDetokenizer(tokenizer)
+    pieces = [alone.push([token_id]) for token_id in ids]
+    stream = TextStream(tokenizer, stops=stops, min_tokens=least)
+    sent, counted, rest, stop = "", 0, ids, None
+    for size in [*sizes, len(ids)]:
+        delta = stream.push(rest[:size])
+        sent, counted, rest, stop = (
+            sent + delta.text, counted + delta.num_tokens, rest[size:], delta.stop,
+        )  # fmt: skip
+        if stop is not None:
+            break
+    else:
+        sent += stream.flush().text
+    assert (sent, stop) == obvious_late_stop(pieces, stops, least)
+    assert stop is None or counted > least
+
+
+def test_a_stop_may_begin_before_min_tokens_and_end_after():
+    for least, sent, stop in (
+        (1, "", "ab"),
+        (2, "ab", "ab"),
+        (3, "ab", "ab"),
+        (4, "aba", "bb"),
+        (5, "ababb", None),
+    ):
+        stream = TextStream(TOKENIZERS[False], stops=["ab", "bb"], min_tokens=least)
+        delta = stream.push(b"ababb")
+        text = delta.text + ("" if delta.stop else stream.flush().text)
+        assert (text, delta.stop) == (sent, stop)

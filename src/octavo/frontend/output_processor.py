@@ -85,6 +85,7 @@ class OutputProcessor:
                 stops=sampling.stop,
                 include_stop_str=sampling.include_stop_str_in_output,
                 skip_special_tokens=sampling.skip_special_tokens,
+                min_tokens=sampling.min_tokens,
             )
             for _ in range(sampling.n)
         ]

@@ -91,7 +91,7 @@ FIELDS = (
     _honoured("frequency_penalty", "-2 to 2"),
     _honoured("repetition_penalty", "over 0, up to 10"),
     _honoured("logit_bias", "object of token id to bias, -100 to 100"),
-    _honoured("min_tokens", "no end-of-text before this many tokens"),
+    _honoured("min_tokens", "no end of a choice, stop strings included, before this many tokens"),
     _honoured("ignore_eos", "go on past end-of-text"),
     _honoured("logprobs", "chat: true or false; completions: number of alternatives"),
     _honoured("top_logprobs", "alternatives per token; needs logprobs", CHAT),

@@ -44,8 +44,11 @@ class StopStringMatcher:
         self._held = ""
         self._stopped = False
 
-    def push(self, text: str) -> StopResult:
-        """Add text. After a stop was found, everything pushed is dropped."""
+    def push(self, text: str, *, may_stop: bool = True) -> StopResult:
+        """Add text. After a stop was found, everything pushed is dropped.
+
+        Without ``may_stop`` no stop is complete in ``text``, but one may begin there.
+        """
         if self._stopped:
             return StopResult("")
         if len(self._next) == 1:
@@ -53,7 +56,7 @@ class StopStringMatcher:
         pending = self._held + text
         for index in range(len(self._held), len(pending)):
             self._state = self._advance(self._state, pending[index])
-            if stop := self._found[self._state]:
+            if may_stop and (stop := self._found[self._state]):
                 return self._stop(pending[: index + 1], stop)
         depth = self._depth[self._state]
         self._held = pending[len(pending) - depth :]
@@ -114,7 +117,10 @@ class TextDelta:
 
 
 class TextStream:
-    """Ids in, sendable text out: detokenisation, then stop strings."""
+    """Ids in, sendable text out: detokenisation, then stop strings.
+
+    A stop string that is complete within the text of the first ``min_tokens`` ids ends nothing.
+    """
 
     def __init__(
         self,
@@ -123,7 +129,9 @@ class TextStream:
         stops: Sequence[str] = (),
         include_stop_str: bool = False,
         skip_special_tokens: bool = True,
+        min_tokens: int = 0,
     ) -> None:
+        self._num_unstoppable = min_tokens
         self._detokenizer = IncrementalDetokenizer(
             tokenizer, skip_special_tokens=skip_special_tokens
         )
@@ -134,7 +142,10 @@ class TextStream:
         texts = []
         count = 0
         for count, token_id in enumerate(ids, 1):
-            result = self._matcher.push(self._detokenizer.push((token_id,)))
+            result = self._matcher.push(
+                self._detokenizer.push((token_id,)), may_stop=self._num_unstoppable <= 0
+            )
+            self._num_unstoppable -= 1
             texts.append(result.text)
             if result.stop is not None:
                 return TextDelta("".join(texts), count, result.stop)
@@ -142,5 +153,5 @@ class TextStream:
 
     def flush(self) -> TextDelta:
         """The end of the stream: what was held back, unless it completes a stop."""
-        result = self._matcher.push(self._detokenizer.flush())
+        result = self._matcher.push(self._detokenizer.flush(), may_stop=self._num_unstoppable < 0)
         return TextDelta(result.text + self._matcher.flush(), 0, result.stop)
