@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import re
 import socket
 import statistics
+import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +121,8 @@ def canaries(server: ServerProcess, calm: list[str]) -> Iterator[None]:
 
 DEEP = b"[" * 1_000_000
 BOMB = gzip.compress(b" " * 5_000_000)
+BIASES = {str(token): 1 for token in range(100_000)}
+TOOLS = json.dumps({"messages": [{"role": "assistant", "tool_calls": [{}] * 40_000}]}).encode()
 ATTACKS: dict[str, tuple[tuple[bytes, ...], set[int]]] = {
     "deep JSON": ((head(len(DEEP), "Connection: close"), DEEP), {400}),
     "duplicate keys": (
@@ -139,6 +145,23 @@ ATTACKS: dict[str, tuple[tuple[bytes, ...], set[int]]] = {
     "no host": ((b"GET /version HTTP/1.1\r\nConnection: close\r\n\r\n",), {400}),
     "two hosts": ((b"GET /version HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\n\r\n",), {400}),
     "foreign host": ((b"GET /version HTTP/1.1\r\nHost: evil.example\r\n\r\n",), {403}),
+    "host with a user": ((b"GET /version HTTP/1.1\r\nHost: localhost:80@evil\r\n\r\n",), {403}),
+    "foreign target": (
+        (b"GET http://evil.example/version HTTP/1.1\r\nHost: localhost\r\n\r\n",), {403}),
+    "no HTTP version": ((b"GET /version\r\n\r\n",), {400}),
+    "foreign charset": (
+        (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
+         b"Content-Type: application/json; charset=utf-16\r\n\r\n{}",), {415}),
+    "many calls of tools": (
+        (head(len(TOOLS), "Connection: close", path="/v1/chat/completions"), TOOLS), {400}),
+    "half of a character": (
+        (head(5, "Connection: close"), b'{"\xe2\x82'), {400}),
+    "many ids in lists": (
+        (head(len(body_of(prompt=[[7] * 3000] * 128)), "Connection: close"),
+         body_of(prompt=[[7] * 3000] * 128)), {400}),
+    "many biases": (
+        (head(len(body_of(logit_bias=BIASES)), "Connection: close"),
+         body_of(logit_bias=BIASES)), {400}),
     "not HTTP": ((b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 200,), {400}),
     "huge numbers": (
         (head(len(body_of(n=10**40)), "Connection: close"), body_of(n=10**40)), {400}),
@@ -160,7 +183,8 @@ ATTACKS: dict[str, tuple[tuple[bytes, ...], set[int]]] = {
 
 
 # The server closes on bytes that it will not read: their reset may overtake the answer.
-UNREAD = {"gzip bomb", "chunked without end", "huge header", "header without end", "many headers",
+UNREAD = {"gzip bomb", "no HTTP version", "foreign charset", "chunked without end", "huge header",
+          "header without end", "many headers",
           "huge target", "smuggled length", "two lengths", "odd encoding", "not HTTP",
           "form post"}  # fmt: skip
 
@@ -176,22 +200,173 @@ def test_an_attack_is_answered_and_the_connection_closed(server: ServerProcess, 
         assert b"close" in answer.lower()
 
 
+def connect(server: ServerProcess, *, receive_buffer: int = 0) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = socket.socket()
+    connection.settimeout(40)
+    if receive_buffer:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.connect((host, int(port)))
+    return connection
+
+
+def read_all(connection: socket.socket) -> bytes:
+    answer = b""
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        while data := connection.recv(1 << 16):
+            answer += data
+    return answer
+
+
+def generate(**fields: Any) -> bytes:
+    body = body_of(**{"max_tokens": 3000, "ignore_eos": True, **fields})
+    return head(len(body)) + body
+
+
+ONE = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def leaves(server: ServerProcess, stream: bool) -> None:
+    request = generate(stream=stream, n=2)
+    for delay in (0.0, 0.01, 0.2):
+        for sent in (request, request[:-20]):
+            with connect(server) as connection:
+                connection.sendall(sent)
+                time.sleep(delay)
+
+
+def resets(server: ServerProcess) -> None:
+    for sent in (ONE[:10], generate()[:-20], generate(stream=True)):
+        with connect(server) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.sendall(sent)
+            time.sleep(0.05)
+
+
+def closes_for_sending(server: ServerProcess) -> None:
+    with connect(server) as connection:
+        connection.sendall(generate(stream=True))
+        connection.recv(100)
+        connection.shutdown(socket.SHUT_WR)
+        read_all(connection)
+
+
+def never_reads(server: ServerProcess) -> None:
+    with connect(server, receive_buffer=4096) as connection:
+        connection.sendall(generate(stream=True, logprobs=20, max_tokens=500))
+        time.sleep(2)
+
+
+def says_nothing(server: ServerProcess) -> None:
+    with connect(server):
+        time.sleep(2)
+
+
+def drips(server: ServerProcess) -> None:
+    with connect(server) as connection:
+        for byte in ONE[:30]:
+            connection.sendall(bytes([byte]))
+            time.sleep(0.05)
+
+
+def drips_a_body(server: ServerProcess) -> None:
+    with connect(server) as connection:
+        connection.sendall(head(1000))
+        for _ in range(30):
+            connection.sendall(b" ")
+            time.sleep(0.05)
+
+
+def floods(server: ServerProcess) -> None:
+    with connect(server) as connection:
+        sending = threading.Thread(target=send_quietly, args=(connection, ONE * 20_000))
+        sending.start()
+        answer = read_all(connection)
+        sending.join()
+    # The reset for what was not read may overtake the end of what was answered.
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+def send_quietly(connection: socket.socket, data: bytes) -> None:
+    with contextlib.suppress(OSError):
+        connection.sendall(data)
+
+
+def floods_with_work(server: ServerProcess) -> None:
+    with connect(server) as connection:
+        send_quietly(connection, generate(max_tokens=1) * 150)
+        time.sleep(0.5)
+
+
+def garbage_behind(server: ServerProcess) -> None:
+    with connect(server) as connection:
+        connection.sendall(generate(max_tokens=5) + b"\x00\x01\r\n\r\n")
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.count(b"HTTP/1.1 400") == 1
+
+
+def head_behind(server: ServerProcess) -> None:
+    with connect(server) as connection:
+        connection.sendall(generate(max_tokens=5) + b"GET / HTTP/1.1\r\nX: " + b"a" * 100_000)
+        answer = read_all(connection)
+    assert not answer or answer.startswith(b"HTTP/1.1 200")
+
+
+MANNERS: dict[str, Callable[[ServerProcess], None]] = {
+    "leaves a stream": partial(leaves, stream=True),
+    "leaves an answer": partial(leaves, stream=False),
+    **{
+        manner.__name__.replace("_", " "): manner
+        for manner in (
+            resets, closes_for_sending, never_reads, says_nothing, drips, drips_a_body, floods,
+            floods_with_work, garbage_behind, head_behind,
+        )
+    },
+}  # fmt: skip
+
+
 def test_canaries_survive_every_attack_once(server: ServerProcess, calm: list[str]) -> None:
     with canaries(server, calm):
         for parts, _ in ATTACKS.values():
             exchange(server, *parts)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ATTACKS)
-def test_canaries_survive_fifty_at_once(server: ServerProcess, calm: list[str], name: str) -> None:
-    parts, _ = ATTACKS[name]
+def test_canaries_survive_every_manner_together(server: ServerProcess, calm: list[str]) -> None:
     with canaries(server, calm):
-        threads = [threading.Thread(target=exchange, args=(server, *parts)) for _ in range(50)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        assert at_once(server, list(MANNERS.values())) == []
+
+
+def at_once(
+    server: ServerProcess, attacks: Sequence[Callable[[ServerProcess], object]]
+) -> list[str]:
+    """Run all together; what went wrong in any."""
+    failures: list[str] = []
+
+    def run(attack: Callable[[ServerProcess], object]) -> None:
+        try:
+            attack(server)
+        except Exception as error:
+            failures.append(repr(error))
+
+    threads = [threading.Thread(target=run, args=(attack,)) for attack in attacks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    return failures + ["still running" for thread in threads if thread.is_alive()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*ATTACKS, *MANNERS])
+def test_canaries_survive_fifty_at_once(server: ServerProcess, calm: list[str], name: str) -> None:
+    if name in MANNERS:
+        attack: Callable[[ServerProcess], object] = MANNERS[name]
+    else:
+        attack = lambda it: exchange(it, *ATTACKS[name][0])  # noqa: E731
+    with canaries(server, calm):
+        assert at_once(server, [attack] * 50) == []
+    assert not re.search("Traceback|failed|violated", server.output)
 
 
 def worst_answer_s(server: ServerProcess, name: str) -> float:
@@ -214,7 +389,7 @@ def worst_answer_s(server: ServerProcess, name: str) -> float:
     return worst
 
 
-HEAVY = ["deep JSON", "many ids", "long text", "many stops"]
+HEAVY = ["deep JSON", "many ids", "many ids in lists", "many biases", "long text", "many stops"]
 
 
 @pytest.mark.parametrize("name", HEAVY)
@@ -272,20 +447,6 @@ def test_idle_sockets_disturb_nobody(server: ServerProcess, calm: list[str]) -> 
             assert http.get("/ready").status_code == 200
         for connection in sockets:
             connection.close()
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_leaving_at_any_moment_frees_the_blocks(
-    server: ServerProcess, calm: list[str], stream: bool
-) -> None:
-    body = body_of(max_tokens=3000, stream=stream, n=2)
-    host, port = server.url.removeprefix("http://").split(":")
-    with canaries(server, calm):
-        for delay in (0.0, 0.001, 0.01, 0.05, 0.2):
-            for sent in (body, body[: len(body) // 2]):
-                with socket.create_connection((host, int(port))) as connection:
-                    connection.sendall(head(len(body)) + sent)
-                    time.sleep(delay)
 
 
 def test_pipelined_requests_are_answered_in_order(server: ServerProcess) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from octavo.server.app import build_app
-from octavo.server.http_protocol import GuardedProtocol
+from octavo.server.http_protocol import MAX_PIPELINED, GuardedProtocol
 from octavo.server.http_server import HttpServer
 from served import Served, served
 
@@ -196,23 +196,117 @@ def test_a_slow_reader_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     play(long_answer, test)
 
 
-def test_a_refused_second_request_does_not_spoil_the_first_answer() -> None:
-    gate = asyncio.Event()
+def gated(gate: asyncio.Event) -> App:
+    """Begins each answer at once and ends it when the gate opens."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["more_body"]:
+            pass
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"half", "more_body": True})
         await gate.wait()
         await send({"type": "http.response.body", "body": b"whole"})
 
+    return app
+
+
+CUT_BODY = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
+BEHIND = {
+    "garbage": (b"\x00\x01garbage\r\n\r\n", b" 400 "),
+    "garbage in a head": (b"GET / HTTP/1.1\r\nHost localhost\r\n\r\n", b" 400 "),
+    "a head without end": (b"GET / HTTP/1.1\r\nX: " + b"a" * 200_000, b" 431 "),
+    "many headers": (b"GET / HTTP/1.1\r\n" + b"X: 1\r\n" * 200, b" 431 "),
+    "a body that does not come": (CUT_BODY, b" 408 "),
+    "a bad chunk": (
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b" 400 "),
+    "garbage behind another": (GET + b"\x00\x01\r\n\r\n", b" 400 "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("name", BEHIND)
+def test_what_is_refused_behind_a_request_does_not_spoil_its_answer(
+    name: str, together: bool
+) -> None:
+    behind, status = BEHIND[name]
+    gate = asyncio.Event()
+
+    async def test(here: Listening) -> None:
+        reader, writer = await here.connect()
+        writer.write(GET + (behind if together else b""))
+        answer = await reader.readuntil(b"half")
+        writer.write(b"" if together else behind)
+        # Longer than any deadline that is running.
+        await asyncio.sleep(0.5 if status == b" 408 " else 0.1)
+        gate.set()
+        answer += await reader.read()
+        good = 1 + behind.startswith(GET)
+        assert answer.count(b"whole") == good
+        assert answer.count(b" 200 OK") == good
+        last = answer.rpartition(b"HTTP/1.1")[2]
+        assert status in last
+        assert b"connection: close" in last
+        assert set(json.loads(last.partition(b"\r\n\r\n")[2])["error"]) >= {"message", "type"}
+        writer.close()
+        await here.wait_no_connection()
+
+    play(gated(gate), test)
+
+
+@pytest.mark.parametrize("count", [90, 20_000])
+def test_a_flood_of_pipelined_requests_is_answered_up_to_the_cap(count: int) -> None:
+    async def test(here: Listening) -> None:
+        reader, writer = await here.connect()
+        writer.write(GET * count)
+        answer = b""
+        while answer.count(b"ok") < min(count, MAX_PIPELINED):
+            answer += await reader.read(1 << 16)
+        if count > MAX_PIPELINED:
+            answer += await reader.read()
+            assert b" 429 " in answer.rpartition(b"HTTP/1.1")[2]
+            assert answer.count(b" 200 OK") == answer.count(b"HTTP/1.1") - 1 < count
+        writer.transport.abort()
+        await here.wait_no_connection()
+
+    play(healthy, test)
+
+
+def test_who_leaves_with_more_in_the_pipeline_is_noticed() -> None:
+    told = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        told.set()
+
+    async def test(here: Listening) -> None:
+        _, writer = await here.connect()
+        writer.write(GET * 3)
+        while not here.server.num_handlers:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        writer.transport.abort()
+        await told.wait()
+        await here.wait_no_handler()
+
+    play(app, test)
+
+
+def test_who_closes_for_sending_has_left() -> None:
+    told = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        told.set()
+
     async def test(here: Listening) -> None:
         reader, writer = await here.connect()
         writer.write(GET)
-        await reader.readuntil(b"half")
-        writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
-        rest = await reader.read()
-        gate.set()
-        assert b"408" not in rest
+        while not here.server.num_handlers:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        writer.write_eof()
+        await told.wait()
+        assert await reader.read() == b""
         writer.close()
 
     play(app, test)

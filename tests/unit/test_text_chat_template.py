@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from octavo.errors import InvalidRequestError, ModelFileError
-from octavo.text import ChatTemplate, Tokenizer
+from octavo.text import ChatTemplate, Tokenizer, read_messages
 from octavo.text.vocabulary import AddedToken, Vocabulary
 
 CONTROL = ["<|im_start|>", "<|im_end|>", "[INST]", "[/INST]", "<a>", "a><b"]
@@ -129,8 +129,20 @@ def test_text_parts_are_joined_by_line_ends():
 
 def test_a_developer_is_the_system_and_empty_extras_ask_for_nothing():
     template = ChatTemplate("{{ messages[0].role }}{{ messages[0].name is defined }}", TOKENIZER)
-    said = [{"role": "developer", "content": "x", "name": None, "tool_calls": []}]
+    said = [{"role": "developer", "content": "x", "name": None, "refusal": [], "tool_calls": None}]
     assert template.render(said) == "systemFalse"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "tool", "content": "x", "tool_call_id": "a"},
+        {"role": "assistant", "content": "x", "tool_calls": []},
+    ],
+)
+def test_tools_are_refused_as_tools(message):
+    with pytest.raises(InvalidRequestError, match="tools are not supported"):
+        read_messages([message])
 
 
 BAD_MESSAGES = {
@@ -141,6 +153,10 @@ BAD_MESSAGES = {
     "null": (user(None), "messages[0].content"),
     "no parts": (user([]), "messages[0].content"),
     "role of tools": ([{"role": "tool", "content": "x"}], "messages[0].role"),
+    "role of a function": ([{"role": "function", "content": "x"}], "messages[0].role"),
+    "no tool calls": ([{**user("x")[0], "tool_calls": []}], "messages[0].tool_calls"),
+    "tool calls": ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls"),
+    "tool call id": ([{**user("x")[0], "tool_call_id": "a"}], "messages[0].tool_call_id"),
     "role is no text": ([{"role": ["user"], "content": "x"}], "messages[0].role"),
     "name": ([{**user("x")[0], "name": "me"}], "messages[0].name"),
     "odd key": ([{**user("x")[0], "é\n" * 99: 1}], "messages[0]." + "??" * 32),

@@ -147,14 +147,21 @@ async def _tokenize(state: ServerState, http: Exchange) -> None:
 
 async def _detokenize(state: ServerState, http: Exchange) -> None:
     body = await _read(state, http, _DETOKENIZE_FIELDS)
-    tokens = body.integers("tokens")
-    limit = state.tokenizer.vocab_size
-    if tokens and (min(tokens) < 0 or max(tokens) >= limit):
-        raise InvalidRequestError(f"token ids must be between 0 and {limit - 1}", param="tokens")
-    text = await state.text_thread.run(
-        len(tokens), lambda: state.tokenizer.decode(tokens, skip_special_tokens=False)
-    )
-    await send_json(http.send, {"prompt": text})
+    given = body.raw("tokens")
+    if given is None:
+        raise InvalidRequestError("tokens is missing; send a list of token ids", param="tokens")
+
+    def work() -> str:
+        tokens = body.integers("tokens")
+        limit = state.tokenizer.vocab_size
+        if tokens and (min(tokens) < 0 or max(tokens) >= limit):
+            raise InvalidRequestError(
+                f"token ids must be between 0 and {limit - 1}", param="tokens"
+            )
+        return state.tokenizer.decode(tokens, skip_special_tokens=False)
+
+    size = len(given) if isinstance(given, list) else 0
+    await send_json(http.send, {"prompt": await state.text_thread.run(size, work)})
 
 
 async def _health(state: ServerState, http: Exchange) -> None:

@@ -24,6 +24,10 @@ MAX_BODY_BYTES = 2 << 20
 MAX_BODIES_BYTES = 8 << 20
 LOOPBACK_NAMES = frozenset({"localhost"})
 
+# A name or address and perhaps a port, and nothing else that some parser reads otherwise.
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
+# A request target may name a host of its own (RFC 9112, 3.2.2), which then counts.
+_ABSOLUTE = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 logger = logging.getLogger(__name__)
@@ -75,7 +79,7 @@ class Edge:
             await send(message)
 
         try:
-            self._check_host(headers)
+            self._check_host(headers, scope.get("octavo.target", b"/"))
             await self._app(scope, receive, send_with_id)
         except OctavoError as error:
             if started:
@@ -90,13 +94,21 @@ class Edge:
             body = error_body("internal error; see the server's log", error_type="server_error")
             await send_json(send_with_id, body, status=500)
 
-    def _check_host(self, headers: Headers) -> None:
+    def _check_host(self, headers: Headers, target: bytes) -> None:
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) != 1:
             raise RejectedError(400, "exactly one Host header is required")
-        name = _host_name(hosts[0].decode("latin-1"))
-        if name not in self._allowed and not _is_address(name):
+        if absolute := _ABSOLUTE.match(target):
+            hosts.append(absolute[1])
+        if not all(self._is_allowed(host.decode("latin-1")) for host in hosts):
             raise RejectedError(403, "this Host is not allowed; start with --allowed-host HOST")
+
+    def _is_allowed(self, host: str) -> bool:
+        match = _HOST.fullmatch(host)
+        if match is None:
+            return False
+        name = match[1].strip("[]").lower()
+        return name in self._allowed or _is_address(name)
 
 
 def _request_id(headers: Headers) -> str:
@@ -105,13 +117,6 @@ def _request_id(headers: Headers) -> str:
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given.decode()
     return f"req_{uuid.uuid4().hex}"
-
-
-def _host_name(host: str) -> str:
-    """Without the port, lower case."""
-    if host.startswith("["):
-        return host.partition("]")[0].lstrip("[").lower()
-    return host.partition(":")[0].lower()
 
 
 def _is_address(name: str) -> bool:
@@ -215,8 +220,13 @@ def _check_content(headers: Headers) -> None:
     if encoding is not None and encoding.strip().lower() != b"identity":
         raise RejectedError(415, "compressed bodies are not accepted; send plain JSON")
     content_type = header(headers, b"content-type") or b""
-    if content_type.partition(b";")[0].strip().lower() != b"application/json":
+    kind, *parameters = (part.strip().lower() for part in content_type.split(b";"))
+    if kind != b"application/json":
         raise RejectedError(415, "the content type must be application/json")
+    for parameter in parameters:
+        name, _, value = parameter.partition(b"=")
+        if name == b"charset" and value.strip(b'"') not in (b"utf-8", b"utf8"):
+            raise RejectedError(415, "the charset must be utf-8, which JSON is written in")
 
 
 def _declared_length(headers: Headers) -> int | None:

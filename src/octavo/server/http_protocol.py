@@ -4,6 +4,9 @@ connection made ─ head timer ─▶ headers complete ─ body timer ─▶ mes
     too many bytes or too late ▶ an error in the API's shape, and the connection closes
 bytes that the peer does not take ─ write timer ─▶ the connection is dropped
 
+One request is answered at a time; ``MAX_PIPELINED`` more may wait for their turn. What comes after
+them, or is no request, is answered too, last, and then the connection closes.
+
 So an open connection always has a clock running, or a handler that owes it an answer.
 """
 
@@ -13,6 +16,7 @@ import asyncio
 import http
 from functools import partial
 
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.server.replies import encode_json, error_body
@@ -26,9 +30,12 @@ HEAD_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
 WRITE_TIMEOUT_S = 30.0
 MAX_CONNECTIONS = 12_000
+MAX_PIPELINED = 100
+# Larger reads are parsed piece by piece, so that what is counted is of the message at hand.
+PIECE_BYTES = 16 << 10
 
 
-class _HeadTooLargeError(Exception):
+class _RefusedError(Exception):
     """Raised inside the parser to stop it."""
 
 
@@ -42,10 +49,13 @@ class GuardedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _in_head = True
+    _began_here = False
     _raw_head_bytes = 0
     _raw_body_bytes = 0
     _parsed_head_bytes = 0
     _reject_status = 400
+    _running: RequestResponseCycle | None = None
+    _last_words = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock of the first request."""
@@ -62,25 +72,36 @@ class GuardedProtocol(HttpToolsProtocol):
         """Stop the clocks."""
         self._disarm()
         self._disarm_write()
+        running = self._running
+        if running is not None and not running.response_complete:
+            # uvicorn tells the newest request only, which may still wait behind this one.
+            running.disconnected = True
+            running.message_event.set()
+        self.pipeline.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser unless the head has grown past its cap."""
-        if self.transport.is_closing():
-            return
+        """Feed the parser until something is refused."""
+        for start in range(0, len(data), PIECE_BYTES):
+            if self.transport.is_closing() or self._last_words:
+                return
+            self._feed(data[start : start + PIECE_BYTES])
+        if self._is_unwatched():
+            # What came was no part of a message (empty lines), but it stopped uvicorn's clock.
+            self._arm(self.head_timeout_s)
+
+    def _feed(self, data: bytes) -> None:
         self._raw_body_bytes += len(data)
+        self._began_here = False
         super().data_received(data)
         if self._raw_body_bytes > MAX_RAW_BODY_BYTES and not self.transport.is_closing():
             # Chunk framing that outweighs what it carries; the body itself is counted elsewhere.
             self._reject(413)
-        if self._in_head and not self.transport.is_closing():
+        if self._in_head and not self._began_here and not self.transport.is_closing():
             # A header that never ends is not parsed yet: count what came in.
             self._raw_head_bytes += len(data)
             if self._raw_head_bytes > MAX_HEAD_BYTES:
                 self._reject(431)
-        if self._is_unwatched():
-            # What came was no part of a message (empty lines), but it stopped uvicorn's clock.
-            self._arm(self.head_timeout_s)
 
     def _is_unwatched(self) -> bool:
         """Whether nothing would ever end this connection."""
@@ -105,7 +126,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request line begins."""
         super().on_message_begin()
-        self._in_head = True
+        self._in_head = self._began_here = True
         self._raw_head_bytes = self._parsed_head_bytes = self._raw_body_bytes = 0
         self._arm(self.head_timeout_s)
 
@@ -119,7 +140,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
         self._count(len(name) + len(value) + 4)
         if len(self.headers) > MAX_HEADERS:
-            self._stop_parser()
+            self._stop_parser(431)
 
     def on_headers_complete(self) -> None:
         """The head is in; the body has a clock of its own."""
@@ -128,11 +149,25 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         # For a response that fails after its head was sent: it is the connection's last.
         self.scope["octavo.end_connection"] = partial(_end_after, self.cycle)  # type: ignore[typeddict-unknown-key]
+        self.scope["octavo.target"] = self.url  # type: ignore[typeddict-unknown-key]
+        if len(self.pipeline) > MAX_PIPELINED:
+            self._stop_parser(429)
 
     def on_message_complete(self) -> None:
         """The request is in: what follows is the server's time."""
         self._disarm()
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request, or end with what a refused one is owed."""
+        if self._last_words and not self.pipeline and not self.transport.is_closing():
+            self.transport.write(self._last_words)
+            self.transport.close()
+        super().on_response_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls this when the parser fails."""
@@ -141,11 +176,11 @@ class GuardedProtocol(HttpToolsProtocol):
     def _count(self, size: int) -> None:
         self._parsed_head_bytes += size
         if self._parsed_head_bytes > MAX_HEAD_BYTES:
-            self._stop_parser()
+            self._stop_parser(431)
 
-    def _stop_parser(self) -> None:
-        self._reject_status = 431
-        raise _HeadTooLargeError
+    def _stop_parser(self, status: int) -> None:
+        self._reject_status = status
+        raise _RefusedError
 
     def _arm(self, timeout_s: float) -> None:
         self._disarm()
@@ -166,23 +201,33 @@ class GuardedProtocol(HttpToolsProtocol):
             self._reject(408)
 
     def _reject(self, status: int) -> None:
-        """Answer, unless another answer is under way, and close."""
+        """Refuse the message at fault: now, after the answers owed before it, or by closing."""
         self._disarm()
-        if self._may_answer():
-            message = http.HTTPStatus(status).phrase
-            body = encode_json(error_body(message, error_type="invalid_request_error"))
-            self.transport.write(
-                b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\n"
-                b"content-length: %d\r\nconnection: close\r\n\r\n%s"
-                % (status, message.encode(), len(body), body)
-            )
-        self.transport.close()
+        if self.transport.is_closing() or self._last_words:
+            return
+        cycle = self.cycle
+        idle = cycle is None or cycle.response_complete
+        in_body = not idle and cycle.more_body
+        if in_body and self.pipeline:
+            # Its turn has not come, and does not.
+            self.pipeline.popleft()
+        elif in_body or idle:
+            # Once its answer has begun, another would be read as a part of it.
+            if idle or not cycle.response_started:
+                self.transport.write(_refusal(status))
+            self.transport.close()
+            return
+        self._last_words = _refusal(status)
 
-    def _may_answer(self) -> bool:
-        """Whether what is written now would be read as the answer to the message at fault."""
-        if self.cycle is None or self.cycle.response_complete:
-            return True
-        return not (self._in_head or self.pipeline or self.cycle.response_started)
+
+def _refusal(status: int) -> bytes:
+    message = http.HTTPStatus(status).phrase
+    body = encode_json(error_body(message, error_type="invalid_request_error"))
+    return (
+        b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\nconnection: close\r\n\r\n%s"
+        % (status, message.encode(), len(body), body)
+    )
 
 
 def _end_after(cycle: RequestResponseCycle) -> None:

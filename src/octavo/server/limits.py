@@ -27,6 +27,7 @@ from octavo.server.http_protocol import (
     MAX_CONNECTIONS,
     MAX_HEAD_BYTES,
     MAX_HEADERS,
+    MAX_PIPELINED,
     WRITE_TIMEOUT_S,
 )
 from octavo.server.http_server import KEEP_ALIVE_S
@@ -103,6 +104,10 @@ PER_REQUEST = (
     Limit(name="logprobs, top_logprobs", value=MAX_LOGPROBS, unit="alternatives", beyond="400"),
     Limit(name="request head", value=MAX_HEAD_BYTES, unit="bytes", beyond="431 and close"),
     Limit(name="request headers", value=MAX_HEADERS, unit="", beyond="431 and close"),
+    Limit(name="pipelined requests", value=MAX_PIPELINED, unit="waiting",
+          beyond="those are answered, then 429 and close"),
+    Limit(name="connection closed for sending", value="", unit="",
+          beyond="a client that is gone: its request is cancelled"),
     Limit(name="time to send a head", value=HEAD_TIMEOUT_S, unit="s", beyond="408 and close"),
     Limit(name="time to send a body", value=BODY_TIMEOUT_S, unit="s", beyond="408 and close"),
     Limit(name="idle connection", value=KEEP_ALIVE_S, unit="s", beyond="it is closed"),

@@ -49,6 +49,8 @@ ROLES: Final = {
     "user": "user",
     "assistant": "assistant",
 }
+TOOL_ROLES: Final = ("tool", "function")
+TOOL_KEYS: Final = ("tool_calls", "tool_call_id", "function_call")
 MAX_SHOWN_CHARS: Final = 64
 
 _CHATML: Final = (
@@ -258,7 +260,8 @@ def read_messages(messages: object) -> list[dict[str, str]]:
 
     ``messages`` is a non-empty list of {"role", "content"}. A role is one of ``ROLES``; a content
     is a text, or a non-empty list of {"type": "text", "text"} parts, which are joined by a line
-    end. Other keys of a message (``name``, ``tool_calls`` …) are refused unless null or empty.
+    end. Other keys of a message (``name`` …) are refused unless null or empty, what belongs to
+    tools unless null.
 
     Raises:
         InvalidRequestError: naming the message and what is wrong with it.
@@ -272,10 +275,20 @@ def _normal_message(message: object, where: str) -> dict[str, str]:
     if not isinstance(message, Mapping):
         raise InvalidRequestError(f"{where} must be an object", param=where)
     role = message.get("role")
+    if role in TOOL_ROLES:
+        raise InvalidRequestError(
+            f"{where}.role is {role}, but tools are not supported; send what the tool gave as user",
+            param=f"{where}.role",
+        )
     if not isinstance(role, str) or role not in ROLES:
         raise InvalidRequestError(
             f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role"
         )
+    for key in TOOL_KEYS:
+        if message.get(key) is not None:
+            raise InvalidRequestError(
+                f"{where}.{key}: tools are not supported; leave it out", param=f"{where}.{key}"
+            )
     for key, value in message.items():
         if key not in ("role", "content") and value not in (None, []):
             shown = f"{where}.{_shown(key)}"
