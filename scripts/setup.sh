@@ -41,3 +41,4 @@ echo "octavo setup: building the native extension and installing octavo"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-build-isolation \
     --editable ".[test]" ||
     fail "building or installing octavo failed; the compiler's or pip's message is above."
+echo "octavo setup: done. Next: make serve, or . $venv/bin/activate && octavo run smollm2"

@@ -138,6 +138,17 @@ def test_a_busy_port_is_one_line_with_the_remedy() -> None:
 def test_an_impossible_host_is_named() -> None:
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1 port 0 .*--host"):
         bind("192.0.2.1", 0)
+    with pytest.raises(ConfigError, match="--host is empty"):
+        bind("", 0)
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "a..b", "x" * 300, "[::1]", "192.0.2.1"])
+def test_the_cause_of_a_bad_host_is_a_few_words(host: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        bind(host, 0)
+    cause = raised.value.message.removeprefix(f"cannot listen on {host} port 0 (")
+    assert cause.split(")")[0] in ("no such host", "Cannot assign requested address")
+    assert cause.count("(") == 0
 
 
 @pytest.mark.parametrize("command", ["serve", "run", "pull"])
@@ -348,3 +359,25 @@ def test_ctrl_c_while_starting_stops_all(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode != 0 or "nothing was lost" in stderr
+
+
+@pytest.mark.parametrize("value", ["-1", "257", "100000000000000000000"])
+def test_a_number_of_threads_out_of_range_names_value_limit_and_option(
+    value: str, capsys: Any
+) -> None:
+    assert main(["run", "./no-such-model", "hi", "--num-threads", value]) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told == f"octavo: error: --num-threads is {value}; it must be between 0 and 256"
+
+
+def test_a_prompt_may_follow_the_options(monkeypatch: Any) -> None:
+    seen = []
+    monkeypatch.setattr("octavo.cli.run.run", lambda arguments: seen.append(arguments) or 0)
+    assert main(["run", "m", "--temperature", "0", "hi there"]) == 0
+    assert main(["run", "m", "hi there", "--temperature", "0"]) == 0
+    assert [arguments.prompt for arguments in seen] == ["hi there"] * 2
+    for argv in (["run", "m", "--seed", "1", "a", "b"], ["run", "m", "a", "b"],
+                 ["run", "m", "--foo"], ["serve", "m", "--port", "0", "b"]):  # fmt: skip
+        with pytest.raises(SystemExit):
+            main(argv)
+    assert len(seen) == 2

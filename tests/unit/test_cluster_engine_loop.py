@@ -194,9 +194,6 @@ def test_a_new_connection_of_the_same_frontend_replaces_the_old() -> None:
         {"prompt_token_ids": ()},
         {"prompt_token_ids": (1, -1)},
         {"prompt_token_ids": (1000,)},
-        {"sampling": SamplingParams(n=0)},
-        {"sampling": SamplingParams(n=1000)},
-        {"sampling": SamplingParams(temperature=float("nan"))},
         {"sampling": SamplingParams(logit_bias=((5000, 1.0),))},
         {"adapter": "none such"},
     ],
@@ -212,6 +209,21 @@ def test_impossible_requests_are_refused_not_run(change: dict[str, Any]) -> None
     assert outputs[0].finish_reason is FinishReason.ERROR
     assert outputs[0].error_code == "invalid_request_error"
     assert not room.core.requests.states
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("n", 0), ("n", 1000), ("temperature", -1.0), ("temperature", float("nan"))]
+)
+def test_impossible_sampling_is_a_malformed_frame(name: str, value: float) -> None:
+    room = Room()
+    room.hello()
+    frame = msgspec.msgpack.decode(encode(submit()))
+    frame["submit"]["request"]["sampling"][name] = value
+    room.wire.inbox.append((b"a", msgspec.msgpack.encode(frame)))
+    room.loop.run_once()
+    assert not room.core.requests.states
+    with pytest.raises(WireError, match=name):
+        decode_frontend_message(msgspec.msgpack.encode(frame))
 
 
 def test_tokens_to_resume_from_are_checked_too() -> None:

@@ -28,6 +28,13 @@ def refused(**values: object) -> str | None:
     return None
 
 
+def test_what_can_never_work_cannot_be_made() -> None:
+    with pytest.raises(InvalidRequestError, match=r"temperature must be in \[0.0, 100.0\]"):
+        SamplingParams(temperature=-1)
+    with pytest.raises(InvalidRequestError, match="not a string"):
+        SamplingParams(stop="abc")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", INTEGERS)
 @pytest.mark.parametrize("value", HOSTILE_INTEGERS)
 def test_hostile_integers(name: str, value: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import ContextLengthError, InvalidRequestError, OverloadedError
+from octavo.errors import ConfigError, ContextLengthError, InvalidRequestError, OverloadedError
 from octavo.frontend.journal import JournalEntry
 from octavo.llm import LLM
 from octavo.llm import llm as module
@@ -176,3 +177,10 @@ def test_the_models_own_defaults_are_used_without_parameters(
     llm.generate("ab")
     list(llm.stream("ab"))
     assert {params.temperature for params in seen} == {0.7}
+
+
+def test_an_unknown_option_is_named_with_those_that_are_known() -> None:
+    with pytest.raises(ConfigError, match="LLM has no option 'foo'; known are: activation") as told:
+        LLM("x", foo=1)
+    assert told.value.param == "foo"
+    assert {"cache", "scheduler", "backend"} <= set(re.findall(r"\w+", told.value.message))

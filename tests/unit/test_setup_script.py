@@ -28,6 +28,7 @@ case "$WITHOUT:$*" in
     disk:*"-m venv"*) echo "Error: No space left on device" >&2; exit 1 ;;
     pip:*"-m pip install"*) echo "ERROR: no index" >&2; exit 1 ;;
     pip:*) exit 0 ;;
+    nothing:*"-m pip"*) exit 0 ;;
 esac
 exec {sys.executable} "$@"
 """
@@ -101,3 +102,15 @@ def test_no_package_index(tmp_path: Path, python: Path) -> None:
     said = setup(python, tmp_path / "venv", WITHOUT="pip")
     assert "pip could not install the build tools" in said
     assert "pip config list" in said
+
+
+def test_the_end_says_what_to_do_next(tmp_path: Path, python: Path) -> None:
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "python").symlink_to(python)
+    done = subprocess.run(
+        ["sh", str(SCRIPT), str(python), str(tmp_path / "venv")],
+        env={**os.environ, "WITHOUT": "nothing"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    last = done.stdout.splitlines()[-1]
+    assert "make serve" in last
+    assert f"{tmp_path / 'venv'}/bin/activate" in last

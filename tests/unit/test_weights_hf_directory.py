@@ -249,3 +249,11 @@ def test_mutations_give_tensors_or_a_refusal(tmp_path):
         except ModelFileError:
             outcomes.add("refused")
     assert outcomes == {"opened", "refused"}
+
+
+def test_an_empty_configuration_names_what_it_lacks(tmp_path):
+    folder = tmp_path / "m"
+    write_hf_directory(folder, "llama")
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(ModelFileError, match=r"config\.json: the key 'model_type' is missing"):
+        open_model(folder)

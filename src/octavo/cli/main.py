@@ -37,7 +37,9 @@ _REMEDIES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code."""
     parser = build_parser()
-    arguments = parser.parse_args(argv)
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and not _takes_prompt(arguments, rest):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     command: Command | None = arguments.command
     if command is None:
         parser.print_help()
@@ -60,6 +62,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"octavo: error: {_system_text(error)}", file=sys.stderr)
         return 1
+
+
+def _takes_prompt(arguments: argparse.Namespace, rest: Sequence[str]) -> bool:
+    """Take ``rest`` as the prompt of ``run MODEL --option … PROMPT``, which argparse misses."""
+    if len(rest) > 1 or rest[0].startswith("-") or vars(arguments).get("prompt", "") is not None:
+        return False
+    arguments.prompt = rest[0]
+    return True
 
 
 def _system_text(error: OSError) -> str:
@@ -88,7 +98,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="answer a prompt, or chat when there is none")
     add_model_argument(run)
-    run.add_argument("prompt", nargs="?", help="what to ask (default: chat; - reads stdin)")
+    run.add_argument(
+        "prompt", nargs="?", help="what to ask (default: chat by lines; - reads stdin)"
+    )
     add_sampling_options(run)
     add_engine_options(run)
     run.set_defaults(command=_run)

@@ -105,8 +105,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="how much KV growth is promised at admission (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
-        "--num-threads", type=positive_integer, default=0, metavar="N",
-        help="threads that compute (default: the cores this process may use)",
+        "--num-threads", type=int, default=0, metavar="N",
+        help="threads that compute (default 0: as many as the cores this process may use)",
     )  # fmt: skip
     group.add_argument(
         "--backend", choices=("native", "reference"), default=_MODEL.backend,

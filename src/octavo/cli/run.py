@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
 from octavo.cli.models import fetch
@@ -14,12 +16,17 @@ from octavo.llm import LLM
 
 Message = dict[str, str]
 
+COMMANDS = {"/clear": "forgets the conversation"}
+# A line that begins so is meant as a command; a path has another slash.
+_COMMAND = re.compile(r"/[A-Za-z]\w*(?!\S)")
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Load the model, then answer or chat. Returns the exit code."""
     prompt = _prompt(arguments)
-    path = fetch(arguments.model)
+    # Before anything is fetched: an impossible option needs no download.
     config = engine_config(arguments)
+    path = fetch(arguments.model)
     with LLM(
         str(path),
         scheduler=config.scheduler,
@@ -37,13 +44,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prompt(arguments: argparse.Namespace) -> str | None:
-    """The prompt; standard input when it is ``-`` or not a terminal; None means chat."""
+    """The prompt; all of standard input when it is ``-``; None means chat."""
     prompt: str | None = arguments.prompt
     if prompt is None and " " in arguments.model:
         raise InvalidRequestError(
             "the first argument names the model; try: octavo run smollm2 'your prompt'"
         )
-    if prompt == "-" or (prompt is None and not sys.stdin.isatty()):
+    if prompt == "-":
         prompt = sys.stdin.read()
     if prompt is not None and not prompt.strip():
         raise InvalidRequestError("the prompt is empty; give some text", param="prompt")
@@ -70,19 +77,33 @@ def _answer(llm: LLM, messages: list[Message], sampling: SamplingParams) -> str:
 
 def _chat(llm: LLM, sampling: SamplingParams) -> None:
     """Read, answer, remember. Ctrl-C stops an answer; Ctrl-D ends the chat."""
-    print("Chat: /clear forgets the conversation, Ctrl-D ends it.", file=sys.stderr)
     messages: list[Message] = []
-    while True:
-        try:
-            text = input(">>> ")
-        except EOFError:
-            print(file=sys.stderr)
-            return
-        if text.strip() == "/clear":
-            messages.clear()
-        elif text.strip():
+    for text in _lines():
+        command = _COMMAND.match(text.strip())
+        if command is None:
             messages.append({"role": "user", "content": text})
             _chat_turn(llm, messages, sampling)
+        elif text.strip() == "/clear":
+            messages.clear()
+        else:
+            known = ", ".join(f"{name} {what}" for name, what in COMMANDS.items())
+            print(f"no command {text.strip()[:64]!r}; known: {known}", file=sys.stderr)
+
+
+def _lines() -> Iterator[str]:
+    """What the user types, or what standard input holds, line by line; empty lines say nothing."""
+    terminal = sys.stdin.isatty()
+    if terminal:
+        print("Chat: /clear forgets the conversation, Ctrl-D ends it.", file=sys.stderr)
+    while True:
+        try:
+            text = input(">>> " if terminal else "")
+        except EOFError:
+            if terminal:
+                print(file=sys.stderr)
+            return
+        if text.strip():
+            yield text
 
 
 def _chat_turn(llm: LLM, messages: list[Message], sampling: SamplingParams) -> None:

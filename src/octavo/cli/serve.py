@@ -69,15 +69,19 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         ConfigError: naming the port or host, and the option that changes it.
     """
+    if not host:
+        raise ConfigError("--host is empty; 0.0.0.0 listens on every address")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
+    except (OSError, UnicodeError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        if number == errno.EADDRINUSE:
             raise ConfigError(
                 f"port {port} on {host} is in use; choose another with --port"
             ) from None
-        reason = error.strerror or "no such host"
+        # A name that cannot be resolved has a number below 0, and an odd one none.
+        reason = os.strerror(number) if number is not None and number > 0 else "no such host"
         raise ConfigError(
             f"cannot listen on {host} port {port} ({reason}); choose others with --host and --port"
         ) from None

@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from octavo.cluster.messages import EngineMessage, FrontendMessage
+from octavo.errors import OctavoError
 
 MAX_FRAME_BYTES = 16 << 20
 _Message = TypeVar("_Message")
@@ -55,5 +56,5 @@ def _decode(decoder: msgspec.msgpack.Decoder[_Message], frame: bytes) -> _Messag
         raise WireError(f"a frame of {len(frame)} bytes exceeds the limit of {MAX_FRAME_BYTES}")
     try:
         return decoder.decode(frame)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except (msgspec.MsgspecError, OctavoError, ValueError, RecursionError) as error:
         raise WireError(f"malformed frame: {error}") from error

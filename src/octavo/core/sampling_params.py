@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.errors import InvalidRequestError
@@ -25,6 +26,10 @@ class SamplingParams:
     ``top_k``, ``top_p``, ``min_p``. ``temperature`` 0 is greedy: highest logit, ties to the
     lowest id. ``max_tokens`` None means "up to the model's context". ``logprobs`` is the number
     of alternatives to report per token (0: the chosen one only), of the raw logits.
+
+    Raises:
+        InvalidRequestError: a value is out of its range; names field and limit. Token ids are
+            held against the vocabulary by ``validate_sampling_params``.
     """
 
     n: int = 1
@@ -46,13 +51,23 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
 
+    def __post_init__(self) -> None:
+        _check_ranges(self)
+
 
 def validate_sampling_params(params: SamplingParams, *, vocab_size: int) -> None:
-    """Check every field against its range.
+    """Check token ids against the vocabulary; the other fields were checked when they were set.
 
     Raises:
-        InvalidRequestError: naming the first bad field, its value and its limit.
+        InvalidRequestError: naming the first bad field and its limit.
     """
+    for token, _ in params.logit_bias:
+        _integer("logit_bias", token, (0, vocab_size - 1))
+    for token in params.stop_token_ids:
+        _integer("stop_token_ids", token, (0, vocab_size - 1))
+
+
+def _check_ranges(params: SamplingParams) -> None:
     _integer("n", params.n, (1, MAX_N))
     if params.max_tokens is not None:
         _integer("max_tokens", params.max_tokens, (1, MAX_TOKENS))
@@ -73,11 +88,11 @@ def validate_sampling_params(params: SamplingParams, *, vocab_size: int) -> None
     _number("frequency_penalty", params.frequency_penalty, (-2.0, 2.0))
     if params.logprobs is not None:
         _integer("logprobs", params.logprobs, (0, MAX_LOGPROBS))
-    _token_lists(params, vocab_size)
+    _token_lists(params)
     _stop_strings(params.stop)
 
 
-def _token_lists(params: SamplingParams, vocab_size: int) -> None:
+def _token_lists(params: SamplingParams) -> None:
     if len(params.logit_bias) > MAX_LOGIT_BIAS:
         raise InvalidRequestError(
             f"logit_bias has {len(params.logit_bias)} entries; the limit is {MAX_LOGIT_BIAS}",
@@ -89,14 +104,13 @@ def _token_lists(params: SamplingParams, vocab_size: int) -> None:
             f"the limit is {MAX_STOP_TOKEN_IDS}",
             param="stop_token_ids",
         )
-    for token, bias in params.logit_bias:
-        _integer("logit_bias", token, (0, vocab_size - 1))
+    for _, bias in params.logit_bias:
         _number("logit_bias", bias, (-100.0, 100.0))
-    for token in params.stop_token_ids:
-        _integer("stop_token_ids", token, (0, vocab_size - 1))
 
 
-def _stop_strings(stop: tuple[str, ...]) -> None:
+def _stop_strings(stop: str | Sequence[object]) -> None:
+    if isinstance(stop, str):
+        raise InvalidRequestError("stop must be a list of strings, not a string", param="stop")
     if len(stop) > MAX_STOP_STRINGS:
         raise InvalidRequestError(
             f"stop has {len(stop)} strings; the limit is {MAX_STOP_STRINGS}", param="stop"

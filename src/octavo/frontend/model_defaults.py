@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from octavo.core.sampling_params import SamplingParams, validate_sampling_params
+from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequestError, ModelFileError
 from octavo.text import Tokenizer
 from octavo.weights.tensor import ModelFile
@@ -40,9 +40,8 @@ def model_defaults(model: ModelFile, tokenizer: Tokenizer) -> ModelDefaults:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ModelFileError(f"the model's default for {name} is not a number")
         shown[name] = int(value) if name in _INTEGERS else float(value)
-    sampling = replace(SamplingParams(), **shown)  # type: ignore[arg-type]
     try:
-        validate_sampling_params(sampling, vocab_size=tokenizer.vocab_size)
+        sampling = replace(SamplingParams(), **shown)  # type: ignore[arg-type]
     except InvalidRequestError as error:
         raise ModelFileError(f"the model's sampling defaults are unusable: {error}") from None
     return ModelDefaults(

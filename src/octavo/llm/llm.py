@@ -15,7 +15,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from operator import index
 from types import TracebackType
@@ -25,7 +25,13 @@ from octavo.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfi
 from octavo.core.request import Abort, FinishReason, Request, TokenLogprobs
 from octavo.core.sampling_params import SamplingParams, validate_sampling_params
 from octavo.engine import EngineCore, EngineStats
-from octavo.errors import ContextLengthError, InvalidRequestError, OctavoError, OverloadedError
+from octavo.errors import (
+    ConfigError,
+    ContextLengthError,
+    InvalidRequestError,
+    OctavoError,
+    OverloadedError,
+)
 from octavo.frontend import OutputProcessor, RequestOutput
 from octavo.frontend.model_defaults import model_defaults
 from octavo.frontend.outputs import BranchDelta
@@ -34,6 +40,7 @@ from octavo.worker import LoadedModel, load_runner
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+_MODEL_OPTIONS = {option.name for option in fields(ModelConfig)} - {"model"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +76,11 @@ class LLM:
             ModelFileError: the model is missing, malformed or unsupported.
             ConfigError: an option is impossible, or memory is too small.
         """
+        if unknown := sorted(set(model_options) - _MODEL_OPTIONS):
+            known = ", ".join(sorted({"cache", "scheduler"} | _MODEL_OPTIONS))
+            raise ConfigError(
+                f"LLM has no option {unknown[0]!r}; known are: {known}", param=unknown[0]
+            )
         self._config = EngineConfig(
             model=ModelConfig(model=model, **model_options),
             scheduler=scheduler or SchedulerConfig(),

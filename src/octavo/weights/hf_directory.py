@@ -150,6 +150,11 @@ def _check_config(path: Path, metadata: Mapping[str, Any]) -> None:
         raise ModelFileError(
             f"{path}: 'quantization_config' is not supported; use F32, F16 or BF16 weights, or GGUF"
         )
+    if "model_type" not in config:
+        raise ModelFileError(
+            f"{path / 'config.json'}: the key 'model_type' is missing; take config.json from the "
+            "model's publisher"
+        )
     if config.get("model_type") not in _ARCHITECTURES:
         raise ModelFileError(
             f"{path}: architecture {config.get('model_type')!r} is not supported; "

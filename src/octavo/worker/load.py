@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo.backends.program import Backend, BackendOptions, CacheLayout
-from octavo.config import CacheConfig, EngineConfig
+from octavo.config import MAX_THREADS, CacheConfig, EngineConfig
 from octavo.core.runner import RunnerInfo
 from octavo.environment import environment
 from octavo.errors import ConfigError, ModelFileError
@@ -147,8 +147,10 @@ def _backend(name: str) -> Backend:
 def _options(config: EngineConfig) -> BackendOptions:
     threads = config.model.num_threads
     if not threads and (text := environment("OCTAVO_NUM_THREADS")):
-        if not text.isdigit():
-            raise ConfigError(f"OCTAVO_NUM_THREADS is '{text}'; it must be a number")
+        if not (text.isascii() and text.isdigit() and int(text[:9]) <= MAX_THREADS):
+            raise ConfigError(
+                f"OCTAVO_NUM_THREADS is '{text}'; it must be between 0 and {MAX_THREADS}"
+            )
         threads = int(text)
     return BackendOptions(
         num_threads=threads,

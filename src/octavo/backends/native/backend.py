@@ -111,8 +111,7 @@ def _check_isa(isa: str) -> str:
 def _check_threads(num_threads: int) -> int:
     if not 0 <= num_threads <= _MAX_THREADS:
         raise ConfigError(
-            f"num_threads {num_threads} is outside 0…{_MAX_THREADS}; "
-            "0 takes the processors that this process may use",
+            f"--num-threads is {num_threads}; it must be between 0 and {_MAX_THREADS}",
             param="num_threads",
         )
     return num_threads or min(default_num_threads(), _MAX_THREADS)
