@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from octavo.frontend.counter_totals import CounterTotals
 from octavo.server import FIELDS, Treatment, build_app
 from octavo.server.edge import MAX_BODY_BYTES, ApiKeys
 from octavo.server.fields import Endpoint
