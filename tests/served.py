@@ -11,10 +11,12 @@ import httpx
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.frontend import AsyncEngineClient, OutputProcessor
+from octavo.grammar import GrammarCompiler
 from octavo.server import ServerState, build_app
 from octavo.server.metrics import Metrics
 from octavo.testing.fake_runner import make_info
 from octavo.testing.loopback import LoopbackEngine
+from octavo.worker import token_table
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "Hello there."}]
@@ -25,7 +27,8 @@ class Served:
         _, tokenizer, template = text
         options = {"vocab_size": 49152, "num_blocks": 128, "max_model_len": 1024}
         info = make_info(**{key: engine.pop(key, value) for key, value in options.items()})
-        self.engine = LoopbackEngine(info, **engine)
+        self.grammars = GrammarCompiler(token_table(tokenizer))
+        self.engine = LoopbackEngine(info, grammars=self.grammars, **engine)
         self.client = AsyncEngineClient(self.engine, OutputProcessor(tokenizer), client_epoch=4)
         self.state = ServerState(
             client=self.client,

@@ -178,6 +178,7 @@ SAMPLES: dict[str, Any] = {
     "stop": "zzz", "stop_token_ids": [5], "include_stop_str_in_output": True,
     "skip_special_tokens": False, "seed": -4, "presence_penalty": 1, "frequency_penalty": -1,
     "repetition_penalty": 1.2, "logit_bias": {"5": -100}, "min_tokens": 2, "ignore_eos": True,
+    "response_format": {"type": "json_object"}, "structured_outputs": {"choice": ["a", "b"]},
     "echo": True, "stream": True, "stream_options": {"include_usage": True},
 }  # fmt: skip
 
@@ -272,7 +273,7 @@ def test_bad_numbers_and_ids_name_their_field(play: Any, path: str) -> None:
          "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]},
          "messages[0].tool_calls"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"tools": [{"type": "function"}]}, "tools"),
     ],
 )  # fmt: skip

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from octavo.cluster.messages import Stats
 from octavo.cluster.step_budget import StepBudget
+from octavo.core.request import Event
 from octavo.engine import EngineCore
+from octavo.grammar import GrammarCompiler
 
 
 class EngineHost:
@@ -18,9 +20,11 @@ class EngineHost:
         *,
         progress: Callable[[], int],
         budget: StepBudget | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._core = core
         self._budget = budget
+        self._grammars = grammars
         self._computed_tokens = 0
         self.progress = progress
         self._set_budget()
@@ -60,6 +64,15 @@ class EngineHost:
         if self._budget is not None and num_tokens:
             self._budget.observe(num_tokens, seconds)
         self._set_budget()
+
+    def take_ready(self) -> Sequence[Event]:
+        """Grammars that have been compiled since the last call."""
+        return self._grammars.take_ready() if self._grammars is not None else ()
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a grammar is being compiled."""
+        return self._grammars is not None and self._grammars.num_pending > 0
 
     def _set_budget(self) -> None:
         if self._budget is not None:

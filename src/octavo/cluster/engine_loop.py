@@ -41,6 +41,7 @@ from octavo.errors import InvalidRequestError, OctavoError
 
 LEASE_S = 1.0
 STATS_INTERVAL_S = 0.25
+COMPILE_POLL_S = 0.002
 LEASE_EXPIRED = "lease expired"
 MAX_PEERS = 64
 MAX_ENDED = 4096
@@ -81,6 +82,15 @@ class Host(Protocol):
 
     def after_step(self, seconds: float) -> None:
         """A step took ``seconds``."""
+        ...
+
+    def take_ready(self) -> Sequence[Event]:
+        """Events of the process itself: grammars that have been compiled."""
+        ...
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether ``take_ready`` will have something soon; no message wakes the loop for it."""
         ...
 
 
@@ -142,7 +152,10 @@ class EngineLoop:
             self._on_frame(peer, frame)
         # Now, not after the step: a long step leaves leases unread in the socket.
         self._expire_leases()
-        if self._engine.has_work():
+        for event in self._host.take_ready():
+            self._engine.handle(event, self._clock())
+        # What waits for its grammar is no work, but has a deadline.
+        if self._engine.has_work() or self._owned:
             self._step()
         else:
             self._heartbeat.rest()
@@ -166,6 +179,8 @@ class EngineLoop:
     def _timeout(self) -> float | None:
         if self._engine.has_work():
             return 0.0
+        if self._host.is_compiling:
+            return COMPILE_POLL_S
         return STATS_INTERVAL_S if self._stats_due or self._owned else None
 
     def _on_frame(self, peer_id: bytes, frame: bytes) -> None:

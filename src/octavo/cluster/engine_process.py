@@ -23,8 +23,9 @@ from octavo.cluster.transport import RouterTransport, engine_address
 from octavo.config import EngineConfig, SchedulerConfig
 from octavo.core.runner import RunnerInfo
 from octavo.engine import EngineCore
+from octavo.grammar import GrammarCompiler
 from octavo.weights import PullProgress, pull
-from octavo.worker import load_runner
+from octavo.worker import load_runner, token_table
 
 REPORT_INTERVAL_S = 0.2
 POOL_FILE = "pool.json"
@@ -62,7 +63,10 @@ def _serve(channel: ChildChannel, runtime_dir: Path, config_path: Path) -> int:
         config, lambda name, seconds: channel.report("stage", name=name, took=seconds)
     )
     runner = loaded.runner
-    core = EngineCore(runner, config.scheduler, config.cache, epoch=time.time_ns())
+    grammars = GrammarCompiler(token_table(loaded.tokenizer))
+    core = EngineCore(
+        runner, config.scheduler, config.cache, epoch=time.time_ns(), grammars=grammars
+    )
     welcome = welcome_of(
         core,
         runner.info,
@@ -72,7 +76,7 @@ def _serve(channel: ChildChannel, runtime_dir: Path, config_path: Path) -> int:
     budget = StepBudget(
         block_size=runner.info.block_size, ceiling=config.scheduler.max_num_batched_tokens
     )
-    host = EngineHost(core, progress=lambda: runner.progress, budget=budget)
+    host = EngineHost(core, progress=lambda: runner.progress, budget=budget, grammars=grammars)
     loop = EngineLoop(
         core,
         RouterTransport(engine_address(runtime_dir)),

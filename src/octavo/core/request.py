@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from octavo.core.grammar import GrammarReady
 from octavo.core.sampling_params import SamplingParams
 
 
@@ -79,7 +80,7 @@ class StopBranch:
     branch: int
 
 
-Event = Submit | Abort | StopBranch
+Event = Submit | Abort | StopBranch | GrammarReady
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from octavo.core.grammar import Grammar, validate_grammar
 from octavo.errors import InvalidRequestError
 
 MAX_N = 128
@@ -26,6 +27,7 @@ class SamplingParams:
     ``top_k``, ``top_p``, ``min_p``. ``temperature`` 0 is greedy: highest logit, ties to the
     lowest id. ``max_tokens`` None means "up to the model's context". ``logprobs`` is the number
     of alternatives to report per token (0: the chosen one only), of the raw logits.
+    ``grammar`` binds the whole text of every branch, which ends where nothing more may follow.
 
     Raises:
         InvalidRequestError: a value is out of its range; names field and limit. Token ids are
@@ -50,6 +52,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _check_ranges(self)
@@ -90,6 +93,8 @@ def _check_ranges(params: SamplingParams) -> None:
         _integer("logprobs", params.logprobs, (0, MAX_LOGPROBS))
     _token_lists(params)
     _stop_strings(params.stop)
+    if params.grammar is not None:
+        _grammar(params, params.grammar)
 
 
 def _token_lists(params: SamplingParams) -> None:
@@ -106,6 +111,18 @@ def _token_lists(params: SamplingParams) -> None:
         )
     for _, bias in params.logit_bias:
         _number("logit_bias", bias, (-100.0, 100.0))
+
+
+def _grammar(params: SamplingParams, grammar: Grammar) -> None:
+    """A grammar decides where a branch may end: nothing else may forbid that end."""
+    validate_grammar(grammar)
+    for name, is_set in (("ignore_eos", params.ignore_eos), ("min_tokens", params.min_tokens > 0)):
+        if is_set:
+            raise InvalidRequestError(
+                f"{name} cannot be combined with {grammar.field}, which decides where a text may "
+                "end; leave one of them out",
+                param=name,
+            )
 
 
 def _stop_strings(stop: str | Sequence[object]) -> None:

@@ -9,15 +9,29 @@ owns the engine calls it from one thread.
 from __future__ import annotations
 
 from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.grammar import GrammarReady, GrammarSource
 from octavo.core.request import Abort, BranchOutput, Event, FinishReason, StopBranch, Submit
 from octavo.core.runner import Runner
 from octavo.core.step import StepResult
 from octavo.engine.dump import describe_kv, describe_requests
-from octavo.engine.invariants import check_engine, check_outputs, check_progress, check_step
+from octavo.engine.grammar_gate import GrammarGate
+from octavo.engine.invariants import (
+    check_engine,
+    check_gate,
+    check_outputs,
+    check_progress,
+    check_step,
+)
 from octavo.engine.request_table import RequestTable, final_outputs, refusal
 from octavo.engine.stats import EngineCounters, EngineStats
 from octavo.engine.token_commit import TokenCommitter, finish_reason, validate_result
-from octavo.errors import DeadlineExceededError, EngineError, OctavoError, OverloadedError
+from octavo.errors import (
+    DeadlineExceededError,
+    EngineError,
+    InvalidRequestError,
+    OctavoError,
+    OverloadedError,
+)
 from octavo.kv import KVCacheManager, Ledger, take_ledger
 from octavo.scheduler import RequestState, ScheduledStep, Scheduler, Sequence, Status
 
@@ -32,6 +46,7 @@ class EngineCore:
         cache_config: CacheConfig,
         *,
         epoch: int,
+        grammars: GrammarSource | None = None,
     ) -> None:
         self.epoch = epoch
         self.progress = 0
@@ -50,6 +65,7 @@ class EngineCore:
             self._info, self.kv, max_num_seqs=scheduler_config.max_num_seqs
         )
         self.counters = EngineCounters()
+        self.gate = GrammarGate(grammars)
         self._committer = TokenCommitter(self.kv, self.scheduler)
         self._outbox: list[BranchOutput] = []
         self._step_id = 0
@@ -68,7 +84,7 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether ``step`` has anything to do or to say."""
-        return bool(self.requests.states or self._outbox)
+        return bool(self._outbox or len(self.requests.states) > self.gate.num_held)
 
     def _plan(self) -> ScheduledStep | None:
         refused = self.scheduler.counters.refused_reservations
@@ -127,7 +143,10 @@ class EngineCore:
         """
         self.kv.distrust(state.digest, state.request.prompt_token_ids)
         self.counters.requests_failed += 1
-        error = EngineError("no token could be sampled: every allowed logit is NaN or -inf")
+        grammars = [seq.grammar for seq in state.branches.values() if seq.grammar is not None]
+        message = "no token could be sampled: every allowed logit is NaN or -inf"
+        message = next((g.failure for g in grammars if g.failure), message)
+        error = EngineError(message)
         self._drop(state, FinishReason.ERROR, error=error.message, code=EngineError.code)
 
     def _emit(self) -> list[BranchOutput]:
@@ -158,6 +177,8 @@ class EngineCore:
             self._submit(event, now)
         elif isinstance(event, Abort):
             self._abort(event)
+        elif isinstance(event, GrammarReady):
+            self._grammar_ready(event)
         else:
             self._stop_branch(event)
 
@@ -170,8 +191,8 @@ class EngineCore:
                 return
             self._discard(known)
         try:
-            full = self.scheduler.waiting.num_fresh >= self._config.max_waiting
-            if full and not submit.resumes:
+            num_waiting = self.scheduler.waiting.num_fresh + self.gate.num_held
+            if num_waiting >= self._config.max_waiting and not submit.resumes:
                 raise OverloadedError(
                     f"{self._config.max_waiting} requests are waiting, the limit (max_waiting); "
                     "retry later"
@@ -184,12 +205,33 @@ class EngineCore:
             self._outbox += refusal(submit, error)
             return
         num_cached = known.num_cached_tokens if known is not None else 0
-        self._enter(self.requests.enter(submit, max_output, num_cached=num_cached))
+        state = self.requests.enter(submit, max_output, num_cached=num_cached)
+        self.counters.requests += 1
+        self.counters.prompt_tokens += state.num_prompt_tokens
+        self._enter(state)
+
+    def _grammar_ready(self, event: GrammarReady) -> None:
+        """Let in, or refuse, whoever waited for a grammar."""
+        for state in self.gate.take(event):
+            if event.error:
+                self._refuse(state, InvalidRequestError(event.error, param=event.grammar.field))
+            else:
+                self._enter(state)
+
+    def _refuse(self, state: RequestState, error: OctavoError) -> None:
+        """End a booked request that turned out to be impossible."""
+        self.counters.requests_refused += 1
+        self._outbox += refusal(state.submit, error)
+        self._discard(state)
 
     def _enter(self, state: RequestState) -> None:
         """Queue a request's sequences; a resumed branch may turn out to have ended already."""
-        self.counters.requests += 1
-        self.counters.prompt_tokens += state.num_prompt_tokens
+        try:
+            if not self.gate.admits(state):
+                return
+        except OctavoError as error:
+            self._refuse(state, error)
+            return
         for seq in list(state.branches.values()):
             reason = finish_reason(seq) if seq.num_output else None
             if reason is None:
@@ -263,6 +305,7 @@ class EngineCore:
         for seq in state.branches.values():
             self.scheduler.finish(seq)
         state.branches.clear()
+        self.gate.forget(state)
         self.requests.leave(state.request.request_id)
 
     # -- what can be seen --------------------------------------------------------------------
@@ -291,7 +334,7 @@ class EngineCore:
         gauges["kv_usage"] = held / ledger.pool
         return EngineStats(
             num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
+            num_waiting=len(scheduler.waiting) + self.gate.num_held,
             counters=counters,
             gauges=gauges,
         )
@@ -319,7 +362,9 @@ class EngineCore:
 
     def check_invariants(self) -> list[str]:
         """I1…I10 checked from the owners up; every violation as a sentence."""
-        return check_engine(self.kv, self.scheduler, self.requests)
+        return check_engine(self.kv, self.scheduler, self.requests) + check_gate(
+            self.gate, self.requests
+        )
 
     def _is_check_due(self) -> bool:
         every = self._config.check_every_n_steps

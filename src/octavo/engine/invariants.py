@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from octavo.core.request import BranchOutput
+from octavo.engine.grammar_gate import GrammarGate
 from octavo.engine.request_table import RequestTable
 from octavo.kv import KVCacheManager, check_copies, check_kv, check_writes
 from octavo.scheduler import ScheduledStep, Scheduler, Sequence, Status
@@ -76,7 +77,8 @@ def _states(scheduler: Scheduler, requests: RequestTable) -> Iterator[str]:
         for branch, seq in state.branches.items():
             if seq.state is not state or seq.branch != branch:
                 yield f"I7: a branch of {request_id} has another owner"
-            booked.add(id(seq))
+            if seq.status is not Status.COMPILING:
+                booked.add(id(seq))
             place = (id(seq) in running, id(seq) in waiting)
             if place != (seq.status is Status.RUNNING, seq.status is Status.WAITING):
                 yield f"I7: a branch of {request_id} is not where its state says"
@@ -100,6 +102,17 @@ def _coverage(scheduler: Scheduler, kv: KVCacheManager) -> Iterator[str]:
         yield "I10: the read leases of a step outlived it"
     if kv.num_pins:
         yield f"I10: {kv.num_pins} prefix pins outlived their step"
+
+
+def check_gate(gate: GrammarGate, requests: RequestTable) -> list[str]:
+    """I7, I10: whoever waits for a grammar is booked, and says so."""
+    held = sum(
+        any(seq.status is Status.COMPILING for seq in state.branches.values())
+        for state in requests.states.values()
+    )
+    if held == gate.num_held:
+        return []
+    return [f"I7: {gate.num_held} requests are held for their grammar, {held} say so"]
 
 
 def _idle(kv: KVCacheManager, scheduler: Scheduler, requests: RequestTable) -> Iterator[str]:

@@ -71,6 +71,8 @@ class TokenCommitter:
         for branch in range(parent.branch + 1, parent.branch + 1 + parent.num_spare):
             child = Sequence(state, branch, list(parent.token_ids))
             child.kv = self._kv.fork(parent.kv)
+            if parent.grammar is not None:
+                child.grammar = parent.grammar.fork()
             state.branches[branch] = child
             children.append(child)
         parent.num_spare = 0
@@ -86,7 +88,11 @@ def _append(seq: Sequence, token_id: int, logprobs: tuple[TokenLogprobs, ...]) -
     position = len(tokens) - seq.num_prompt
     tokens.append(token_id)
     reason = None
-    if token_id in state.stop_ids or position + 1 >= state.max_output:
+    is_stop = token_id in state.stop_ids
+    if seq.grammar is not None:
+        seq.grammar.accept(token_id)
+        reason = finish_reason(seq)
+    elif is_stop or position + 1 >= state.max_output:
         reason = finish_reason(seq)
     return BranchOutput(
         request_id=state.request.request_id,
@@ -96,7 +102,7 @@ def _append(seq: Sequence, token_id: int, logprobs: tuple[TokenLogprobs, ...]) -
         token_ids=(token_id,),
         logprobs=logprobs,
         finish_reason=reason,
-        stop_token_id=token_id if reason is FinishReason.STOP else None,
+        stop_token_id=token_id if is_stop and reason is FinishReason.STOP else None,
         num_cached_tokens=state.num_cached_tokens,
     )
 
@@ -105,5 +111,7 @@ def finish_reason(seq: Sequence) -> FinishReason | None:
     """Whether the tokens so far end the branch: a function of the tokens alone."""
     state, num_output = seq.state, seq.num_output
     if num_output > state.request.sampling.min_tokens and seq.token_ids[-1] in state.stop_ids:
+        return FinishReason.STOP
+    if num_output and seq.grammar is not None and seq.grammar.is_complete:
         return FinishReason.STOP
     return FinishReason.LENGTH if num_output >= state.max_output else None

@@ -35,8 +35,11 @@ from octavo.errors import (
 from octavo.frontend import OutputProcessor, RequestOutput
 from octavo.frontend.model_defaults import model_defaults
 from octavo.frontend.outputs import BranchDelta
+from octavo.grammar import GrammarCompiler
 from octavo.weights import open_model
-from octavo.worker import LoadedModel, load_runner
+from octavo.worker import LoadedModel, load_runner, token_table
+
+COMPILE_POLL_S = 0.001
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -88,8 +91,13 @@ class LLM:
         )
         self.model: LoadedModel = load_runner(self._config)
         self.tokenizer = self.model.tokenizer
+        self._grammars = GrammarCompiler(token_table(self.model.tokenizer))
         self.engine = EngineCore(
-            self.model.runner, self._config.scheduler, self._config.cache, epoch=1
+            self.model.runner,
+            self._config.scheduler,
+            self._config.cache,
+            epoch=1,
+            grammars=self._grammars,
         )
         self._processor = OutputProcessor(self.tokenizer)
         self._ids = itertools.count()
@@ -108,6 +116,7 @@ class LLM:
 
     def close(self) -> None:
         """Free weights, KV pool and threads. Idempotent."""
+        self._grammars.close()
         self.model.runner.close()
 
     @cached_property
@@ -204,6 +213,11 @@ class LLM:
 
     def _step(self) -> None:
         """One step of the engine; what it gave goes to the inbox of whose it is."""
+        for ready in self._grammars.take_ready():
+            self.engine.handle(ready, time.monotonic())
+        if not self.engine.has_work():
+            # All that runs here waits for its grammar.
+            time.sleep(COMPILE_POLL_S)
         processed = self._processor.process(self.engine.step(time.monotonic()))
         for stop in processed.stops:
             self.engine.handle(stop, time.monotonic())

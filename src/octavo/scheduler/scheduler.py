@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from operator import ge, le
 
 from octavo.config import SchedulerConfig
-from octavo.core.step import BlockCopy, RowPlan, SlotState, StepPlan, TableUpdate
+from octavo.core.step import BlockCopy, GrammarMask, RowPlan, SlotState, StepPlan, TableUpdate
 from octavo.kv import KVCacheManager, PrefixHit, SequenceKV, StepReservation
 from octavo.scheduler.admission import admission_policy
 from octavo.scheduler.sequence import Sequence, Status
@@ -102,7 +102,7 @@ class Scheduler:
         self._refusal = None
         if seq.status is Status.WAITING:
             self.waiting.remove(seq)
-        else:
+        elif seq.status is Status.RUNNING:
             self._stop_running(seq)
         seq.status = Status.FINISHED
 
@@ -314,6 +314,7 @@ class Scheduler:
     ) -> ScheduledStep:
         new_slots: list[SlotState] = []
         row_plans: list[RowPlan] = []
+        masks: list[GrammarMask] = []
         for seq, count in rows:
             kv, tokens = seq.kv, seq.token_ids
             assert kv is not None, "I7: a running sequence has KV"
@@ -322,6 +323,9 @@ class Scheduler:
                 new_slots.append(seq.slot_state())
             start = kv.num_computed
             end = start + count
+            if seq.grammar is not None and end == len(tokens):
+                words = seq.grammar.mask()
+                masks.append(GrammarMask(row=len(row_plans), offset=count - 1, words=words))
             row_plans.append(
                 RowPlan(
                     slot=seq.slot,
@@ -338,6 +342,7 @@ class Scheduler:
             new_slots=tuple(new_slots),
             freed_slots=self._slots.take_freed(),
             copies=tuple(copies),
+            grammar_masks=tuple(masks),
         )
         return ScheduledStep(plan, rows)
 

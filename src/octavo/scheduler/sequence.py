@@ -7,17 +7,23 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from octavo.core.grammar import GrammarState
 from octavo.core.request import Submit
 from octavo.core.step import SlotState
 from octavo.kv import SequenceKV
 
 
 class Status(IntEnum):
-    """Where a sequence is. One state at a time (I7)."""
+    """Where a sequence is. One state at a time (I7).
+
+    NEW and COMPILING stand in no queue; the latter waits for its grammar.
+    """
 
     WAITING = 0
     RUNNING = 1
     FINISHED = 2
+    NEW = 3
+    COMPILING = 4
 
 
 class RequestState:
@@ -38,6 +44,7 @@ class RequestState:
         "request",
         "resumed",
         "stop_ids",
+        "submit",
     )
 
     def __init__(
@@ -47,6 +54,7 @@ class RequestState:
         sampling = request.sampling
         eos = () if sampling.ignore_eos else request.eos_token_ids
         self.request = request
+        self.submit = submit
         self.epoch = submit.epoch
         self.resumed = submit.resumes
         self.order = order
@@ -66,11 +74,12 @@ class Sequence:
     """One branch: its token ids (prompt first), its KV and its row slot (-1: none).
 
     ``num_spare`` branches after this one are forked from it at its first token. ``num_lost``
-    tokens were computed once already, before a preemption.
+    tokens were computed once already, before a preemption. ``grammar`` stands after its last token.
     """
 
     __slots__ = (
         "branch",
+        "grammar",
         "kv",
         "num_lost",
         "num_prompt",
@@ -93,8 +102,9 @@ class Sequence:
         self.num_lost = 0
         self.preempted = False
         self.kv: SequenceKV | None = None
+        self.grammar: GrammarState | None = None
         self.slot = -1
-        self.status = Status.WAITING
+        self.status = Status.NEW
 
     @property
     def order(self) -> tuple[int, int, int]:

@@ -62,7 +62,6 @@ def _ignored(name: str, note: str, endpoints: frozenset[Endpoint] = BOTH) -> Fie
     return Field(name=name, treatment=Treatment.IGNORED, note=note, endpoints=endpoints)
 
 
-_STRUCTURED = "structured output is not supported"
 _TOOLS = "tools are not supported"
 _BEAM = "beam search is not supported"
 
@@ -96,9 +95,19 @@ FIELDS = (
     _honoured("logprobs", "chat: true or false; completions: number of alternatives"),
     _honoured("top_logprobs", "alternatives per token; needs logprobs", CHAT),
     _honoured("echo", "put the prompt before the text (not with logprobs)", COMPLETIONS),
+    _honoured(
+        "response_format",
+        "text, json_object, or json_schema with a schema; the text then is one JSON value, written "
+        "without free white space",
+        CHAT,
+    ),
+    _honoured(
+        "structured_outputs",
+        "an object with one of json (a schema), regex, choice (a list of texts) or grammar (Lark); "
+        "not with ignore_eos or min_tokens",
+    ),
     _honoured("stream", "server-sent events"),
     _honoured("stream_options", "include_usage"),
-    _refused("response_format", f"{_STRUCTURED}; use type text", CHAT, neutral=({"type": "text"},)),
     _refused("tools", _TOOLS, CHAT, neutral=([],)),
     _refused("tool_choice", _TOOLS, CHAT, neutral=("none",)),
     _refused("functions", _TOOLS, CHAT, neutral=([],)),
@@ -122,11 +131,10 @@ FIELDS = (
     _refused("truncate_prompt_tokens", "shorten the prompt before sending it"),
     _refused("allowed_token_ids", "use logit_bias"),
     _refused("bad_words", "use logit_bias", neutral=([],)),
-    _refused("structured_outputs", _STRUCTURED),
-    _refused("guided_json", f"replaced by structured_outputs; {_STRUCTURED} yet"),
-    _refused("guided_regex", f"replaced by structured_outputs; {_STRUCTURED} yet"),
-    _refused("guided_choice", f"replaced by structured_outputs; {_STRUCTURED} yet"),
-    _refused("guided_grammar", f"replaced by structured_outputs; {_STRUCTURED} yet"),
+    _refused("guided_json", "use structured_outputs.json"),
+    _refused("guided_regex", "use structured_outputs.regex"),
+    _refused("guided_choice", "use structured_outputs.choice"),
+    _refused("guided_grammar", "use structured_outputs.grammar"),
     _refused("priority", "priorities are not supported", neutral=(0,)),
     _refused("cache_salt", "cache salts are not supported"),
     _refused("return_token_ids", "token ids are not returned; see /tokenize", neutral=(False,)),

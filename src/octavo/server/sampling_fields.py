@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from octavo.core.sampling_params import MAX_LOGPROBS, SamplingParams, validate_sampling_params
 from octavo.errors import ContextLengthError, InvalidRequestError
 from octavo.server.fields import Endpoint
+from octavo.server.structured import read_grammar
 from octavo.server.typed_body import TypedBody, finite_number
 
 COMPLETIONS_MAX_TOKENS = 16
@@ -28,7 +30,9 @@ def sampling_from_body(
     Raises:
         InvalidRequestError: naming the first bad field.
     """
-    numbers = {name: value for name in _NUMBERS if (value := body.number(name)) is not None}
+    numbers: dict[str, Any] = {
+        name: value for name in _NUMBERS if (value := body.number(name)) is not None
+    }
     params = replace(
         defaults,
         **numbers,
@@ -43,6 +47,7 @@ def sampling_from_body(
         stop_token_ids=body.integers("stop_token_ids"),
         include_stop_str_in_output=body.boolean("include_stop_str_in_output"),
         skip_special_tokens=body.boolean_or("skip_special_tokens", True),
+        grammar=read_grammar(body),
         logprobs=_chat_logprobs(body) if endpoint is Endpoint.CHAT else body.integer("logprobs"),
     )
     validate_sampling_params(params, vocab_size=vocab_size)

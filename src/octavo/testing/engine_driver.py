@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.grammar import GrammarSource
 from octavo.core.request import BranchOutput, FinishReason, Request
 from octavo.core.runner import RunnerInfo
 from octavo.core.sampling_params import SamplingParams
@@ -21,6 +22,8 @@ class EngineDriver:
         info: RunnerInfo | None = None,
         scheduler: SchedulerConfig | None = None,
         cache: CacheConfig | None = None,
+        *,
+        grammars: GrammarSource | None = None,
     ) -> None:
         self.info = info or make_info()
         self.runner = FakeRunner(self.info)
@@ -29,6 +32,7 @@ class EngineDriver:
             replace(scheduler or SchedulerConfig(), check_every_n_steps=1),
             cache or CacheConfig(),
             epoch=1,
+            grammars=grammars,
         )
         self.now = 0.0
         self.entries: dict[str, JournalEntry] = {}

@@ -29,13 +29,22 @@ def visible_from(position: int, window: int | None) -> int:
 
 
 def next_token(
-    state: SlotState, branch: int, histories: list[list[int]], *, position: int, vocab_size: int
+    state: SlotState,
+    branch: int,
+    histories: list[list[int]],
+    *,
+    position: int,
+    vocab_size: int,
+    mask: bytes = b"",
 ) -> int:
     """The token at ``position``: a pure function of what each KV group shows, and of the key."""
     token = hash((state.seed, branch, position, *map(tuple, histories))) % vocab_size
     if position - state.num_prompt_tokens < state.banned_until:
         while token in state.banned_token_ids:
             token = (token + 1) % vocab_size
+    if mask:
+        allowed = [i for i in range(vocab_size) if mask[i >> 3] >> (i & 7) & 1]
+        token = allowed[token % len(allowed)]
     return token
 
 
@@ -108,8 +117,11 @@ class FakeRunner:
                 self.fail_next = False
                 raise RuntimeError("injected fault")
             self._write(row, spoil=self.spoil_next and index == len(plan.rows) - 1)
+        masks = {mask.row: mask.words for mask in plan.grammar_masks}
         samples = [
-            self._sample(index, row) for index, row in enumerate(plan.rows) if row.num_samples
+            self._sample(index, row, masks.get(index, b""))
+            for index, row in enumerate(plan.rows)
+            if row.num_samples
         ]
         self._count(plan, len(samples))
         return StepResult(step_id=plan.step_id, rows=tuple(samples), progress=self._num_steps)
@@ -188,7 +200,7 @@ class FakeRunner:
             raise FakeRunnerError(f"a row read KV that is not its own (positions {start}-{end})")
         return [value >> _POSITION_BITS for value in raw]
 
-    def _sample(self, index: int, row: RowPlan) -> RowResult:
+    def _sample(self, index: int, row: RowPlan, mask: bytes) -> RowResult:
         slot = self._slots[row.slot]
         end = row.start + len(row.token_ids)
         histories: list[list[int]] = []
@@ -197,8 +209,17 @@ class FakeRunner:
             if seen is None:
                 return RowResult(row=index, token_ids=(-1,) * row.num_samples, failed=True)
             histories.append(seen)
+        if mask and not any(mask):
+            return RowResult(row=index, token_ids=(-1,) * row.num_samples, failed=True)
         tokens = tuple(
-            next_token(slot.state, branch, histories, position=end, vocab_size=self.info.vocab_size)
+            next_token(
+                slot.state,
+                branch,
+                histories,
+                position=end,
+                vocab_size=self.info.vocab_size,
+                mask=mask,
+            )
             for branch in range(slot.state.branch, slot.state.branch + row.num_samples)
         )
         return RowResult(row=index, token_ids=tokens, logprobs=self._logprobs(row, tokens))

@@ -15,6 +15,7 @@ from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.runner import RunnerInfo
 from octavo.engine import EngineCore
 from octavo.frontend import Receiver
+from octavo.grammar import GrammarCompiler
 from octavo.testing.fake_runner import FakeRunner
 from octavo.testing.mortal_runner import MortalRunner
 
@@ -37,6 +38,7 @@ class LoopbackEngine:
         step_s: float = 0.0,
         poison: int = -1,
         curse: int = -1,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.info = info
         self.step_s = step_s
@@ -45,6 +47,7 @@ class LoopbackEngine:
         self.full = False
         self.deaths = 0
         self.sent: list[bytes] = []
+        self._grammars = grammars
         self._scheduler = scheduler or SchedulerConfig()
         self._receiver: Receiver | None = None
         self._inbox: list[tuple[bytes, bytes]] = []
@@ -84,7 +87,9 @@ class LoopbackEngine:
         self._inbox, self._outbox = [], []
         self.runner = MortalRunner(FakeRunner(self.info), poison=self.poison, curse=self.curse)
         runner = self.runner
-        core = EngineCore(runner, self._scheduler, CacheConfig(), epoch=self._epoch)
+        core = EngineCore(
+            runner, self._scheduler, CacheConfig(), epoch=self._epoch, grammars=self._grammars
+        )
         self.engine = core
         self._loop = EngineLoop(
             core,
@@ -95,7 +100,7 @@ class LoopbackEngine:
                 max_num_seqs=self._scheduler.max_num_seqs,
                 scheduler=self._scheduler,
             ),
-            host=EngineHost(core, progress=lambda: runner.progress),
+            host=EngineHost(core, progress=lambda: runner.progress, grammars=self._grammars),
             clock=time.monotonic,
         )
         self._alive = True

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends.program import SampleBatch, StepBatch
-from octavo.core.step import RowPlan, StepPlan
+from octavo.core.step import StepPlan
 from octavo.worker.slots import SlotTable
 
 _NO_COPIES = np.zeros((0, 4), np.int32)
@@ -55,7 +55,7 @@ def build_batch(
         block_tables=table.block_tables,
         first_position=tuple(first[slots] for first in table.first_position),
         copies=_copies(plan),
-        sample=_samples(rows, starts, table, allowed=allowed),
+        sample=_samples(plan, starts, table, allowed=allowed),
         want_logits=want_logits,
     )
 
@@ -67,7 +67,7 @@ def _copies(plan: StepPlan) -> NDArray[np.int32]:
 
 
 def _samples(
-    rows: tuple[RowPlan, ...],
+    plan: StepPlan,
     starts: NDArray[np.int32],
     table: SlotTable,
     *,
@@ -75,7 +75,7 @@ def _samples(
 ) -> SampleBatch:
     picks = [
         (i, row.slot, row.start + len(row.token_ids), k)
-        for i, row in enumerate(rows)
+        for i, row in enumerate(plan.rows)
         for k in range(row.num_samples)
     ]
     count = len(picks)
@@ -89,6 +89,7 @@ def _samples(
     histories = [table.history(slot) for slot in names] if table.has_histories else []
     history_start, history = _csr(count, histories, _NO_INTS)
     bias_start, bias_ids = _csr(count, [b[0] if b else None for b in biases], _NO_INTS)
+    mask_index, masks = _masks(plan, index.tolist(), allowed)
     _, bias_values = _csr(count, [b[1] if b else None for b in biases], _NO_FLOATS)
     banned_start, banned_ids = _csr(count, banned, _NO_INTS)
     return SampleBatch(
@@ -112,9 +113,27 @@ def _samples(
         bias_values=bias_values,
         banned_start=banned_start,
         banned_ids=banned_ids,
-        mask_index=np.full(count, len(allowed) - 1, np.int32),
-        masks=allowed,
+        mask_index=mask_index,
+        masks=masks,
     )
+
+
+def _masks(
+    plan: StepPlan, rows: Sequence[int], allowed: NDArray[np.uint32]
+) -> tuple[NDArray[np.int32], NDArray[np.uint32]]:
+    """Which line of the masks binds each sample (drawn in ``rows``), and the masks.
+
+    ``allowed``, if there is one, is their first line and part of every other.
+    """
+    everyone = len(allowed) - 1
+    if not plan.grammar_masks:
+        return np.full(len(rows), everyone, np.int32), allowed
+    words = np.array([np.frombuffer(mask.words, "<u4") for mask in plan.grammar_masks], np.uint32)
+    if len(allowed):
+        words &= allowed[0]
+        words = np.concatenate((allowed, words))
+    line = {mask.row: everyone + 1 + i for i, mask in enumerate(plan.grammar_masks)}
+    return np.array([line.get(row, everyone) for row in rows], np.int32), words
 
 
 def _csr(

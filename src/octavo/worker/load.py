@@ -13,6 +13,7 @@ from octavo.config import MAX_THREADS, CacheConfig, EngineConfig
 from octavo.core.runner import RunnerInfo
 from octavo.environment import environment
 from octavo.errors import ConfigError, ModelFileError
+from octavo.grammar import TokenTable
 from octavo.models import ModelSpec, build_program, cache_layout, kv_groups, model_spec
 from octavo.text import ChatTemplate, Tokenizer
 from octavo.weights import ModelFile, open_model
@@ -101,6 +102,17 @@ def open_text(name: str) -> tuple[ModelFile, Tokenizer, ChatTemplate]:
     """The text side of a model alone, for a process that computes nothing."""
     model = open_model(resolve_model(name))
     return model, *_text_side(model, model_spec(model))
+
+
+def token_table(tokenizer: Tokenizer) -> TokenTable:
+    """The vocabulary as grammars see it."""
+    return TokenTable(
+        vocab_size=tokenizer.vocab_size,
+        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+        token_bytes=tokenizer.token_bytes,
+        is_special=tokenizer.is_special,
+        eos_token_ids=tokenizer.eos_token_ids,
+    )
 
 
 def _text_side(model: ModelFile, spec: ModelSpec) -> tuple[Tokenizer, ChatTemplate]:

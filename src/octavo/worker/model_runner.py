@@ -128,7 +128,5 @@ def _logprobs(output: StepOutput, samples: range, count: int) -> tuple[TokenLogp
 def _refuse_unsupported(plan: StepPlan) -> None:
     if plan.swaps:
         raise EngineError("this runner has no host tier; the plan asks for swap moves")
-    if plan.grammar_masks:
-        raise EngineError("this runner takes no grammar masks")
     if any(row.num_drafts or row.source_row >= 0 for row in plan.rows):
         raise EngineError("this runner verifies no drafts and pipelines no steps")

@@ -1,0 +1,66 @@
+"""Requests whose grammar is still to be compiled: booked, in no queue, ended like any other."""
+
+from __future__ import annotations
+
+from octavo.core.grammar import Grammar, GrammarReady, GrammarSource
+from octavo.errors import InvalidRequestError
+from octavo.scheduler import RequestState, Status
+
+Identity = tuple[str, str, tuple[str, ...]]
+
+
+class GrammarGate:
+    """Holds requests at the entrance, by grammar, and gives their branches the grammar's state."""
+
+    def __init__(self, source: GrammarSource | None) -> None:
+        self._source = source
+        self._held: dict[Identity, list[RequestState]] = {}
+
+    def admits(self, state: RequestState) -> bool:
+        """Give the branches their grammar; False while it is being compiled.
+
+        Raises:
+            InvalidRequestError: nothing here compiles grammars.
+            OverloadedError: too many are being compiled.
+        """
+        grammar = state.request.sampling.grammar
+        if grammar is None:
+            return True
+        if self._source is None:
+            raise InvalidRequestError(
+                "structured output is not available here; leave the field out", param=grammar.field
+            )
+        start = self._source.open(grammar)
+        if start is None:
+            self._hold(grammar, state)
+            return False
+        for seq in state.branches.values():
+            seq.grammar = start.fork()
+            # A resumed branch: the state is a function of the tokens.
+            for token_id in seq.token_ids[seq.num_prompt :]:
+                seq.grammar.accept(token_id)
+        return True
+
+    def take(self, event: GrammarReady) -> list[RequestState]:
+        """The requests that waited for a grammar and still live, in order of arrival."""
+        return self._held.pop(event.grammar.identity, [])
+
+    def forget(self, state: RequestState) -> None:
+        """A request left. Idempotent."""
+        grammar = state.request.sampling.grammar
+        held = self._held.get(grammar.identity) if grammar is not None else None
+        if grammar is None or held is None or state not in held:
+            return
+        held.remove(state)
+        if not held:
+            del self._held[grammar.identity]
+
+    @property
+    def num_held(self) -> int:
+        """Requests that wait for a grammar (0 when idle)."""
+        return sum(map(len, self._held.values()))
+
+    def _hold(self, grammar: Grammar, state: RequestState) -> None:
+        self._held.setdefault(grammar.identity, []).append(state)
+        for seq in state.branches.values():
+            seq.status = Status.COMPILING

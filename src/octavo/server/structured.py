@@ -1,0 +1,107 @@
+"""``response_format`` and ``structured_outputs``: from a request's fields to one ``Grammar``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from octavo.core.grammar import Grammar
+from octavo.errors import InvalidRequestError
+from octavo.server.typed_body import TypedBody, shown_name
+
+_ANY_OBJECT = '{"type":"object"}'
+# Name in structured_outputs → kind of grammar.
+_KINDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "lark"}
+
+
+def read_grammar(body: TypedBody) -> Grammar | None:
+    """The grammar that a request asks for, if any.
+
+    Raises:
+        InvalidRequestError: naming the field: an unknown type or key, or two grammars at once.
+    """
+    by_format = _response_format(body.mapping("response_format"))
+    by_name = _structured_outputs(body.mapping("structured_outputs"))
+    if by_format is not None and by_name is not None:
+        raise InvalidRequestError(
+            "response_format and structured_outputs both ask for a structure; send one of them",
+            param="structured_outputs",
+        )
+    return by_format or by_name
+
+
+def schema_grammar(schema: object, field: str) -> Grammar:
+    """A JSON schema as a grammar.
+
+    Raises:
+        InvalidRequestError: it is no object.
+    """
+    if not isinstance(schema, dict):
+        raise InvalidRequestError(f"{field} must be a JSON schema, an object", param=field)
+    text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    return Grammar(kind="json_schema", text=text, field=field)
+
+
+def _response_format(value: Mapping[str, object]) -> Grammar | None:
+    if not value:
+        return None
+    kind = value.get("type")
+    known = {"type", "json_schema"} if kind == "json_schema" else {"type"}
+    _only(value, known, "response_format")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar(kind="json_schema", text=_ANY_OBJECT, field="response_format")
+    if kind != "json_schema":
+        raise InvalidRequestError(
+            "response_format.type must be text, json_object or json_schema",
+            param="response_format.type",
+        )
+    wanted = value.get("json_schema")
+    field = "response_format.json_schema"
+    if not isinstance(wanted, dict) or "schema" not in wanted:
+        raise InvalidRequestError(f"{field} must be an object with name and schema", param=field)
+    _only(wanted, {"name", "schema", "strict", "description"}, field)
+    return schema_grammar(wanted["schema"], f"{field}.schema")
+
+
+def _structured_outputs(value: Mapping[str, object]) -> Grammar | None:
+    if not value:
+        return None
+    _only(value, set(_KINDS), "structured_outputs")
+    if len(value) != 1:
+        raise InvalidRequestError(
+            f"structured_outputs takes exactly one of {', '.join(_KINDS)}",
+            param="structured_outputs",
+        )
+    ((name, wanted),) = value.items()
+    field = f"structured_outputs.{name}"
+    if name == "json":
+        return schema_grammar(_parsed(wanted, field), field)
+    if name == "choice":
+        if not isinstance(wanted, list) or not all(isinstance(item, str) for item in wanted):
+            raise InvalidRequestError(f"{field} must be a list of strings", param=field)
+        return Grammar(kind="choice", choices=tuple(wanted), field=field)
+    if not isinstance(wanted, str):
+        raise InvalidRequestError(f"{field} must be a string", param=field)
+    return Grammar(kind=_KINDS[name], text=wanted, field=field)
+
+
+def _parsed(schema: object, field: str) -> object:
+    """A schema may come as an object or as its JSON text."""
+    if not isinstance(schema, str):
+        return schema
+    try:
+        return json.loads(schema)
+    except (ValueError, RecursionError):
+        raise InvalidRequestError(f"{field} is not valid JSON", param=field) from None
+
+
+def _only(value: Mapping[str, object], known: set[str], field: str) -> None:
+    for name in value:
+        if name not in known:
+            shown = shown_name(name)
+            raise InvalidRequestError(
+                f'unknown key "{shown}" in {field}; known are {", ".join(sorted(known))}',
+                param=f"{field}.{shown}",
+            )

@@ -1,0 +1,246 @@
+"""Grammars against the real tokenizer: what a mask allows, what is refused, what is kept."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from octavo.core.grammar import Grammar, GrammarReady, validate_grammar
+from octavo.core.sampling_params import SamplingParams
+from octavo.errors import InvalidRequestError, OverloadedError
+from octavo.grammar import GrammarCompiler, TokenTable
+from octavo.grammar.compiler import MAX_PENDING
+from octavo.grammar.matcher import Matcher
+from octavo.worker import token_table
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def json_schema(schema: object) -> Grammar:
+    return Grammar(kind="json_schema", text=json.dumps(schema), field="response_format")
+
+
+@pytest.fixture(scope="module")
+def table(smollm2_text) -> TokenTable:
+    return token_table(smollm2_text[1])
+
+
+@pytest.fixture(scope="module")
+def compiler(table: TokenTable) -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(table)
+    yield compiler
+    compiler.close()
+
+
+def ready(compiler: GrammarCompiler) -> list[GrammarReady]:
+    events: list[GrammarReady] = []
+    for _ in range(6000):
+        events += compiler.take_ready()
+        if not compiler.num_pending:
+            return events
+        time.sleep(0.005)
+    raise TimeoutError
+
+
+def opened(compiler: GrammarCompiler, grammar: Grammar) -> Matcher:
+    if compiler.open(grammar) is None:
+        assert [(e.grammar, e.error) for e in ready(compiler)] == [(grammar, "")]
+    state = compiler.open(grammar)
+    assert state is not None
+    return state
+
+
+def refusal(compiler: GrammarCompiler, grammar: Grammar) -> str:
+    assert compiler.open(grammar) is None
+    (event,) = ready(compiler)
+    assert event.error
+    assert compiler.open(grammar) is None
+    ready(compiler)
+    return event.error
+
+
+def allows(state: Matcher, token: int) -> bool:
+    return bool(state.mask()[token >> 3] >> (token & 7) & 1)
+
+
+def spells(state: Matcher, table: TokenTable, text: str) -> bool:
+    """Whether every token of ``text`` is allowed in turn, and the end after the last."""
+    for token in table.encode(text):
+        if not allows(state, token):
+            return False
+        state.accept(token)
+    return state.is_complete or allows(state, table.eos_token_ids[0])
+
+
+CASES = [
+    (json_schema(PERSON), ['{"name": "Zoë", "age": 3}'], ['{"name": 3', '{"age"', "[", "x"]),
+    (json_schema({"type": "object"}), ['{"a": [1, {"b": null}]}'], ["[1]", "no"]),
+    (json_schema({"enum": ["a", 1, None]}), ['"a"', "1", "null"], ['"b"', "2"]),
+    (Grammar(kind="regex", text=r"[a-c]{2}-\d+"), ["ab-12", "cc-7"], ["abc", "ab-", "d"]),
+    (
+        Grammar(kind="choice", choices=("yes", 'n"o\n', "日本")),
+        ["yes", 'n"o\n', "日本"],
+        ["ye", "no"],
+    ),
+    (Grammar(kind="lark", text='start: "a" start "b" | "c"'), ["aacbb", "c"], ["ab", "acbb"]),
+]
+
+
+@pytest.mark.parametrize(("grammar", "good", "bad"), CASES, ids=lambda value: str(value)[:30])
+def test_a_mask_allows_what_the_grammar_spells(
+    compiler: GrammarCompiler, table: TokenTable, grammar: Grammar, good: list[str], bad: list[str]
+) -> None:
+    for text in good:
+        assert spells(opened(compiler, grammar), table, text), text
+    for text in bad:
+        assert not spells(opened(compiler, grammar), table, text), text
+
+
+def test_a_mask_is_the_slow_obvious_one(compiler: GrammarCompiler, table: TokenTable) -> None:
+    """For a finite language: a token is allowed iff it goes on along some word of it."""
+    words = ("alpha", "alps", "beta max", "bet")
+    pattern = "|".join(map(re.escape, words))
+    for grammar in (Grammar(kind="choice", choices=words), Grammar(kind="regex", text=pattern)):
+        for head in ("", "al", "bet", "beta"):
+            state = opened(compiler, grammar)
+            for token in table.encode(head):
+                state.accept(token)
+            rest = [word[len(head) :] for word in words if word.startswith(head)]
+            for token in range(table.vocab_size):
+                if table.is_special(token):
+                    expected = token in table.eos_token_ids and "" in rest
+                else:
+                    text = table.token_bytes(token).decode("utf-8", "replace")
+                    expected = bool(text) and any(word.startswith(text) for word in rest)
+                # Where one text alone can follow, only its usual tokens are allowed.
+                assert expected or not allows(state, token), (head, token)
+
+
+def test_a_fork_goes_its_own_way(compiler: GrammarCompiler, table: TokenTable) -> None:
+    first = opened(compiler, Grammar(kind="regex", text="[ab]x|[ab]y"))
+    (a,), (x,), (y,) = (table.encode(text) for text in "axy")
+    first.accept(a)
+    second = first.fork()
+    assert second.mask() == first.mask()
+    first.accept(x)
+    assert first.is_complete
+    assert not second.is_complete
+    second.accept(y)
+    assert second.is_complete
+
+
+def test_what_is_not_allowed_ends_in_a_failure(
+    compiler: GrammarCompiler, table: TokenTable
+) -> None:
+    state = opened(compiler, Grammar(kind="regex", text="abc"))
+    state.accept(table.encode("z")[0])
+    assert state.failure
+    assert not any(state.mask())
+    assert not state.is_complete
+    assert state.fork().failure == state.failure
+
+
+HOSTILE = [
+    Grammar(kind="regex", text="(a"),
+    Grammar(kind="regex", text="(?=a)b"),
+    Grammar(kind="regex", text="(" * 30_000 + ")" * 30_000),
+    Grammar(kind="regex", text="(a|b|c|d|e)*" * 2000),
+    Grammar(kind="lark", text="start: nowhere"),
+    Grammar(kind="lark", text="start: " + "(" * 30_000 + '"a"' + ")" * 30_000),
+    Grammar(kind="json_schema", text='{"type":"array","items":' * 2000 + "{}" + "}" * 2000),
+    Grammar(kind="json_schema", text="[1"),
+    Grammar(kind="json_schema", text="false"),
+    json_schema({"type": "strange"}),
+    json_schema({"$ref": "http://127.0.0.1:1/schema"}),
+    json_schema({"$ref": "file:///etc/passwd"}),
+    json_schema({"enum": []}),
+]
+EXPENSIVE = [
+    Grammar(kind="regex", text="(a*)*b" * 500),
+    Grammar(kind="regex", text="(.*a.{1000}){10}"),
+    Grammar(kind="regex", text="((a{1,1000}){1,1000}){1,1000}"),
+    json_schema({"type": "object", "properties": {"a": {"$ref": "#"}}}),
+    json_schema({"enum": [f"value {i}" for i in range(4000)]}),
+    json_schema({"type": "array", "minItems": 100_000, "items": {"type": "string"}}),
+]
+
+
+@pytest.mark.parametrize("grammar", HOSTILE, ids=lambda grammar: grammar.text[:24])
+def test_a_bad_grammar_is_refused_in_one_line(compiler: GrammarCompiler, grammar: Grammar) -> None:
+    error = refusal(compiler, grammar)
+    assert "\n" not in error
+    assert len(error) <= 301
+    assert compiler.num_pending == 0
+
+
+@pytest.mark.parametrize("grammar", EXPENSIVE, ids=lambda grammar: grammar.text[:24])
+def test_an_expensive_grammar_ends_one_way_or_the_other(
+    compiler: GrammarCompiler, grammar: Grammar
+) -> None:
+    if compiler.open(grammar) is None:
+        (event,) = ready(compiler)
+        if event.error:
+            return
+    state = compiler.open(grammar)
+    assert state is not None
+    assert any(state.mask())
+
+
+def test_many_grammars_stay_within_their_bytes(table: TokenTable) -> None:
+    compiler = GrammarCompiler(table, max_cache_bytes=2 << 20)
+    grammars = [Grammar(kind="choice", choices=(f"number {i}",)) for i in range(40)]
+    for grammar in grammars:
+        opened(compiler, grammar)
+        assert 0 < compiler.cache_bytes <= 2 << 20
+    assert compiler.num_compiled == 40
+    assert compiler.open(grammars[-1]) is not None
+    assert compiler.open(grammars[0]) is None
+    ready(compiler)
+    compiler.close()
+
+
+def test_too_many_at_once_are_refused(table: TokenTable) -> None:
+    compiler = GrammarCompiler(table)
+    grammars = [Grammar(kind="choice", choices=(f"{i}",)) for i in range(MAX_PENDING + 1)]
+    for grammar in grammars[:-1]:
+        assert compiler.open(grammar) is None
+    # The same one again is no further work.
+    assert compiler.open(grammars[0]) is None
+    with pytest.raises(OverloadedError):
+        compiler.open(grammars[-1])
+    assert len(ready(compiler)) == MAX_PENDING
+    compiler.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"kind": "yaml", "text": "x"}, "grammar"),
+        ({"kind": "regex"}, "grammar"),
+        ({"kind": "regex", "text": "a" * 70_000}, "grammar"),
+        ({"kind": "choice"}, "grammar"),
+        ({"kind": "choice", "choices": ("a", "")}, "grammar"),
+        ({"kind": "choice", "choices": ("a",) * 1025, "field": "structured_outputs"},
+         "structured_outputs"),
+    ],
+)  # fmt: skip
+def test_limits_are_held_before_anything_is_compiled(fields: dict, param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        validate_grammar(Grammar(**fields))
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("field", [{"ignore_eos": True}, {"min_tokens": 3}])
+def test_what_contradicts_a_grammar_is_refused(field: dict) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(grammar=Grammar(kind="regex", text="a"), max_tokens=9, **field)
+    assert caught.value.param in field
