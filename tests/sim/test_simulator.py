@@ -13,13 +13,15 @@ from octavo.testing.simulator import simulate
 # Seeds that once failed stay here.
 REGRESSION_SEEDS = (1, 2, 3, 5)
 KINDS = (
-    "aborts", "arrivals", "cache resets", "cow_copies", "crashes", "duplicate submits",
+    "aborts", "arrivals", "cache resets", "cow_copies", "crashes", "deadlines",
+    "duplicate submits",
     "ended cancelled", "ended context_length_exceeded", "ended deadline_exceeded",
     "ended engine_error", "ended length", "ended overloaded", "ended stop", "evicted_blocks",
     "failed rows", "forced evictions", "forced preemptions", "forks", "lease ends", "leases",
-    "mixed_steps", "partial_hits", "preemptions", "prefix_hit_tokens", "promises_shed",
+    "mixed_steps", "partial_hits", "preemptions", "prefix_hit_tokens", "priority -1",
+    "priority 0", "priority 1", "promises_shed",
     "refused allocations", "resubmits", "runner faults", "spoiled rows", "stopped branches",
-    "twin_waits",
+    "tenant a", "tenant b", "tenant c", "twin_waits",
 )  # fmt: skip
 
 

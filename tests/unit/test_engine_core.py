@@ -287,6 +287,16 @@ def test_every_fact_of_the_runner_is_in_the_key(change: dict[str, object]) -> No
     assert len(digests) == 2
 
 
+@pytest.mark.parametrize("priority", [-2, 2, True, 0.0])
+def test_a_priority_that_does_not_exist_is_refused(priority: object) -> None:
+    driver = EngineDriver()
+    driver.submit(replace(make_request("r", PROMPT), priority=priority))
+    driver.run()
+    [output] = driver.outputs
+    assert output.error_param == "priority"
+    assert "-1" in str(output.error)
+
+
 def test_production_checks_every_n_steps_only() -> None:
     driver = EngineDriver()
     config = SchedulerConfig(check_every_n_steps=0)

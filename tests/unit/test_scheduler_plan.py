@@ -10,7 +10,7 @@ from octavo.config import SchedulerConfig
 from octavo.core import SamplingParams, Submit
 from octavo.errors import ConfigError
 from octavo.kv import KVCacheManager
-from octavo.scheduler import RequestState, Scheduler, Sequence, WaitingQueue, admission_policy
+from octavo.scheduler import FairQueue, RequestState, Scheduler, Sequence, admission_policy
 from octavo.testing import EngineDriver, make_info, make_request
 
 
@@ -87,13 +87,14 @@ def test_seats_count_branches_to_come() -> None:
 
 
 def test_priority_goes_first_then_arrival() -> None:
-    queue = WaitingQueue()
+    queue = FairQueue()
     a, b, c = sequence(1, [1]), sequence(2, [1], priority=-1), sequence(3, [1], priority=-1)
     for seq in (c, a, b):
         queue.add(seq)
-    assert list(queue) == [b, c, a]
+    assert [queue.take(), queue.take(), queue.take(), queue.take()] == [b, c, a, None]
+    queue.put_back()
     queue.remove(c)
-    assert list(queue) == [b, a]
+    assert [queue.take(), queue.take(), queue.take()] == [b, a, None]
     assert queue.num_fresh == 2
 
 
@@ -290,6 +291,7 @@ def test_another_head_is_tried() -> None:
     sched, _, head = refused_head()
     urgent = sequence(3, [60], priority=-1)
     sched.waiting.add(urgent)
+    assert sched.num_refusals == 1
     assert [seq for seq, _ in run(sched).rows][-1] is urgent
     assert list(sched.waiting) == [head]
 

@@ -11,6 +11,10 @@ from enum import StrEnum
 
 from octavo.core.grammar import GrammarReady
 from octavo.core.sampling_params import SamplingParams
+from octavo.errors import InvalidRequestError
+
+# Of one tenant's requests: -1 before the others, 0 like the others, 1 after the others.
+PRIORITIES = (-1, 0, 1)
 
 
 class FinishReason(StrEnum):
@@ -27,10 +31,10 @@ class Request:
     """What a user asked: one prompt, ``sampling.n`` branches.
 
     ``sampling.seed`` and ``sampling.max_tokens`` are set by the frontend before a request is
-    journaled, so that a replay is the same request. A lower ``priority`` is served earlier.
-    ``tenant`` is who is served (fairness,
-    accounting); ``domain`` is the security domain of its prefix cache; both are part of its
-    identity. ``arrival_time`` and ``deadline`` are seconds on the engine's clock.
+    journaled, so that a replay is the same request. Of one tenant's requests, a lower ``priority``
+    is served earlier. ``tenant`` is who is served (fairness, accounting); ``domain`` is the
+    security domain of its prefix cache; both are part of its identity. ``arrival_time`` and
+    ``deadline`` are seconds on the engine's clock.
     """
 
     request_id: str
@@ -43,6 +47,19 @@ class Request:
     arrival_time: float = 0.0
     deadline: float | None = None
     priority: int = 0
+
+
+def validate_priority(priority: object) -> None:
+    """Check a priority.
+
+    Raises:
+        InvalidRequestError: naming the three that there are.
+    """
+    if type(priority) is not int or priority not in PRIORITIES:
+        raise InvalidRequestError(
+            "priority must be -1 (before your other requests), 0 or 1 (after them)",
+            param="priority",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

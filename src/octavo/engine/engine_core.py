@@ -191,8 +191,9 @@ class EngineCore:
                 return
             self._discard(known)
         try:
-            num_waiting = self.scheduler.waiting.num_fresh + self.gate.num_held
-            if num_waiting >= self._config.max_waiting and not submit.resumes:
+            if not submit.resumes and self.scheduler.waiting.is_full(
+                request.tenant, self._config.max_waiting, held=self.gate.tenants()
+            ):
                 raise OverloadedError(
                     f"{self._config.max_waiting} requests are waiting, the limit (max_waiting); "
                     "retry later"

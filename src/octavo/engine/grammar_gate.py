@@ -60,6 +60,10 @@ class GrammarGate:
         """Requests that wait for a grammar (0 when idle)."""
         return sum(map(len, self._held.values()))
 
+    def tenants(self) -> list[str]:
+        """Whose requests wait for a grammar, one entry each."""
+        return [state.request.tenant for held in self._held.values() for state in held]
+
     def _hold(self, grammar: Grammar, state: RequestState) -> None:
         self._held.setdefault(grammar.identity, []).append(state)
         for seq in state.branches.values():

@@ -123,6 +123,7 @@ def _idle(kv: KVCacheManager, scheduler: Scheduler, requests: RequestTable) -> I
         "running": len(scheduler.running),
         "waiting": len(scheduler.waiting),
         "fresh": scheduler.waiting.num_fresh,
+        "tenants": scheduler.waiting.num_accounts,
         "slots": scheduler.num_slots_taken,
         "tables": len(kv.sequences),
         "deadlines": requests.num_deadlines,

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from octavo.core.request import BranchOutput, FinishReason, Request, Submit
+from octavo.core.request import (
+    BranchOutput,
+    FinishReason,
+    Request,
+    Submit,
+    validate_priority,
+)
 from octavo.core.runner import RunnerInfo
 from octavo.errors import ContextLengthError, InvalidRequestError, OctavoError
 from octavo.kv import KVCacheManager, PrefixKey
@@ -47,6 +53,7 @@ class RequestTable:
             raise InvalidRequestError(
                 f"adapter {request.adapter!r} is not loaded; leave the field out", param="adapter"
             )
+        validate_priority(request.priority)
         if sampling.n > self._max_num_seqs:
             raise InvalidRequestError(
                 f"n is {sampling.n}; the limit is {self._max_num_seqs} (max_num_seqs)", param="n"

@@ -1,19 +1,19 @@
 """Which sequences run in the next step, and who waits, is admitted or preempted."""
 
 from octavo.scheduler.admission import POLICIES, AdmissionPolicy, admission_policy
+from octavo.scheduler.fair_queue import FairQueue
 from octavo.scheduler.scheduler import ScheduledStep, Scheduler, SchedulerCounters
 from octavo.scheduler.sequence import RequestState, Sequence, Status
-from octavo.scheduler.waiting_queue import WaitingQueue
 
 __all__ = [
     "POLICIES",
     "AdmissionPolicy",
+    "FairQueue",
     "RequestState",
     "ScheduledStep",
     "Scheduler",
     "SchedulerCounters",
     "Sequence",
     "Status",
-    "WaitingQueue",
     "admission_policy",
 ]

@@ -2,7 +2,7 @@
 
     1. running sequences with one token to compute (decodes), oldest first
     2. running sequences with more (prompt chunks, recomputation), oldest first, chunked
-    3. waiting sequences, in order, while budget, seats and blocks last
+    3. waiting sequences, in their turn (``fair_queue``), while budget, seats and blocks last
 
 If a running sequence does not get its blocks, the one that would lose least work is preempted
 and the plan starts over; a plan that preempted admits nobody. All arithmetic is done first, then
@@ -18,9 +18,9 @@ from octavo.config import SchedulerConfig
 from octavo.core.step import BlockCopy, GrammarMask, RowPlan, SlotState, StepPlan, TableUpdate
 from octavo.kv import KVCacheManager, PrefixHit, SequenceKV, StepReservation
 from octavo.scheduler.admission import admission_policy
-from octavo.scheduler.sequence import Sequence, Status
+from octavo.scheduler.fair_queue import FairQueue
+from octavo.scheduler.sequence import Order, Sequence, Status
 from octavo.scheduler.slots import SlotTable
-from octavo.scheduler.waiting_queue import WaitingQueue
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class _Draft:
 class _Refusal:
     """Who was refused at the head of the queue, what it needed and what was to be had."""
 
-    order: tuple[int, int, int]
+    order: Order
     demand: list[int]
     slack: list[int]
 
@@ -66,7 +66,7 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
         self.config = config
-        self.waiting = WaitingQueue()
+        self.waiting = FairQueue()
         self.running: list[Sequence] = []
         self.policy = admission_policy(config.policy)
         self.counters = SchedulerCounters()
@@ -105,6 +105,8 @@ class Scheduler:
         elif seq.status is Status.RUNNING:
             self._stop_running(seq)
         seq.status = Status.FINISHED
+        if not self.running and not self.waiting:
+            self.waiting.close_accounts()
 
     def preempt(self, seq: Sequence) -> None:
         """Take a running sequence's blocks; it keeps its tokens and will be recomputed."""
@@ -135,6 +137,7 @@ class Scheduler:
 
     def plan(self, step_id: int) -> ScheduledStep | None:
         """The next step with every block reserved, or None if nothing can run now."""
+        self.waiting.step = step_id
         draft = self._draft()
         if not draft.rows:
             return None
@@ -201,8 +204,11 @@ class Scheduler:
         This saves a look-up per step while the pool is full. Whatever ends or arrives voids it,
         and with nothing running the head is always tried again (I9).
         """
-        refusal, head = self._refusal, next(iter(self.waiting))
-        if refusal is None or refusal.order != head.order or not self.running:
+        refusal = self._refusal
+        if refusal is None or not self.running:
+            return False
+        head = self.waiting.head()
+        if refusal.order != head.order:
             return False
         demand = self._kv.promises.demand(*self._promise(head))
         return all(map(ge, demand, refusal.demand)) and all(
@@ -210,9 +216,13 @@ class Scheduler:
         )
 
     def _admit_waiting(self, draft: _Draft) -> None:
+        self._admit_in_turn(draft)
+        self.waiting.put_back()
+
+    def _admit_in_turn(self, draft: _Draft) -> None:
         seats = self.config.max_num_seqs - sum(seq.num_seats for seq in self.running)
         passed = 0
-        for seq in self.waiting:
+        while (seq := self.waiting.take()) is not None:
             if seq.num_seats > seats or not draft.budget or passed > self.config.max_num_seqs:
                 return
             hit = self._kv.lookup(seq.state.digest, seq.token_ids)
@@ -267,6 +277,7 @@ class Scheduler:
         draft.budget -= count
         draft.admitted.append((seq, hit))
         draft.prefilling.append(seq)
+        self.waiting.admitted(seq, _unpaid_tokens(seq, hit))
         return True
 
     def _promise(self, seq: Sequence) -> tuple[int, int, int]:
@@ -284,6 +295,7 @@ class Scheduler:
         for seq, hit in draft.admitted:
             if hit is not None:
                 self._kv.unpin(hit)
+            self.waiting.refund(seq, _unpaid_tokens(seq, hit))
             assert seq.kv is not None
             self._kv.release(seq.kv)
             seq.kv = None
@@ -323,6 +335,8 @@ class Scheduler:
                 new_slots.append(seq.slot_state())
             start = kv.num_computed
             end = start + count
+            num_samples = 1 + seq.num_spare if end == len(tokens) else 0
+            self.waiting.charge(seq, num_samples, held=end)
             if seq.grammar is not None and end == len(tokens):
                 words = seq.grammar.mask()
                 masks.append(GrammarMask(row=len(row_plans), offset=count - 1, words=words))
@@ -332,7 +346,7 @@ class Scheduler:
                     start=start,
                     token_ids=tuple(tokens[start:end]),
                     tables=self._table_updates(kv),
-                    num_samples=1 + seq.num_spare if end == len(tokens) else 0,
+                    num_samples=num_samples,
                 )
             )
         plan = StepPlan(
@@ -364,6 +378,11 @@ class Scheduler:
     def num_slots_taken(self) -> int:
         """Row slots in use (0 when idle)."""
         return self._slots.num_taken
+
+
+def _unpaid_tokens(seq: Sequence, hit: PrefixHit | None) -> int:
+    """What admitting ``seq`` costs its tenant: to be preempted, and computed again, is not paid."""
+    return 0 if seq.preempted else len(seq.token_ids) - (hit.length if hit else 0)
 
 
 def _work(seq: Sequence) -> int:

@@ -12,6 +12,9 @@ from octavo.core.request import Submit
 from octavo.core.step import SlotState
 from octavo.kv import SequenceKV
 
+# (step at which it is due, arrival, branch)
+Order = tuple[int, int, int]
+
 
 class Status(IntEnum):
     """Where a sequence is. One state at a time (I7).
@@ -30,13 +33,15 @@ class RequestState:
     """A request with one owner epoch, its live branches and what ends them.
 
     ``stop_ids`` end a branch, but not among its first ``min_tokens`` tokens. ``max_output``
-    is the most tokens a branch may have. ``order`` is the arrival number. ``resumed`` says that
+    is the most tokens a branch may have. ``order`` is the arrival number, ``due`` its place by age
+    and priority (see ``scheduler.fair_queue``; None until it is queued). ``resumed`` says that
     this attempt continues an earlier one: ``num_cached_tokens`` is then what that one has read.
     """
 
     __slots__ = (
         "branches",
         "digest",
+        "due",
         "epoch",
         "max_output",
         "num_cached_tokens",
@@ -58,6 +63,7 @@ class RequestState:
         self.epoch = submit.epoch
         self.resumed = submit.resumes
         self.order = order
+        self.due: int | None = None
         self.max_output = max_output
         self.digest = digest
         self.stop_ids = frozenset((*eos, *sampling.stop_token_ids))
@@ -107,9 +113,9 @@ class Sequence:
         self.status = Status.NEW
 
     @property
-    def order(self) -> tuple[int, int, int]:
-        """Place in the queue: priority (lower first), arrival, branch."""
-        return (self.state.request.priority, self.state.order, self.branch)
+    def order(self) -> Order:
+        """Place among its tenant's: when it is due, arrival, branch."""
+        return (self.state.due or 0, self.state.order, self.branch)
 
     @property
     def is_fresh(self) -> bool:

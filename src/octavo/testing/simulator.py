@@ -239,10 +239,13 @@ class Episode:
                 seed=rng.randrange(1 << 30),
             ),
             eos_token_ids=(7, 8),
-            tenant=rng.choice(["a", "b"]),
+            tenant=rng.choice(["a", "a", "a", "b", "c"]),
             deadline=self.now + rng.uniform(0.02, 0.5) if rng.random() < 0.05 else None,
-            priority=rng.choice([0, 0, 0, 1]),
+            priority=rng.choice([0, 0, -1, 1]),
         )
+        self.events[f"tenant {request.tenant}"] += 1
+        self.events[f"priority {request.priority}"] += 1
+        self.events["deadlines"] += request.deadline is not None
         entry = JournalEntry(request)
         self.entries[request.request_id] = self.live[request.request_id] = entry
         self._submit(entry)
