@@ -219,22 +219,51 @@ def test_a_partial_hit_is_given_up_when_the_copy_does_not_fit() -> None:
 
 def test_policies() -> None:
     reserve, optimistic = admission_policy("reserve"), admission_policy("optimistic")
-    reserve.observe(5)
-    optimistic.observe(5)
-    assert (reserve.output_tokens(700), optimistic.output_tokens(700)) == (700, 1)
+    reserve.observe("a", 700, 5)
+    optimistic.observe("a", 700, 5)
+    assert (reserve.output_tokens("a", 700), optimistic.output_tokens("a", 700)) == (700, 1)
     with pytest.raises(ConfigError, match=r"'greedy'.*reserve, estimate, optimistic"):
         admission_policy("greedy")
 
 
 def test_the_estimate_follows_what_it_sees() -> None:
     estimate = admission_policy("estimate")
-    assert estimate.output_tokens(50) == 50
+    assert estimate.output_tokens("a", 50) == 50
     for _ in range(100):
-        estimate.observe(20)
-    assert 20 <= estimate.output_tokens(10_000) <= 40
+        estimate.observe("a", 10_000, 20)
+    assert 20 <= estimate.output_tokens("a", 10_000) <= 40
     for _ in range(100):
-        estimate.observe(300)
-    assert 290 <= estimate.output_tokens(10_000) <= 400
+        estimate.observe("a", 10_000, 300)
+    assert 290 <= estimate.output_tokens("a", 10_000) <= 400
+
+
+def test_the_estimate_learns_per_tenant_and_class() -> None:
+    estimate = admission_policy("estimate")
+    for _ in range(100):
+        estimate.observe("terse", 1000, 10)
+        estimate.observe("wordy", 1000, 500)
+        estimate.observe("wordy", 100, 90)
+    assert 10 <= estimate.output_tokens("terse", 1000) <= 30
+    assert 500 <= estimate.output_tokens("wordy", 1000) <= 600
+    # 100 and 90 have as many bits: one class.
+    assert 80 <= estimate.output_tokens("wordy", 90) <= 90
+    # Another class of a known tenant: what the tenant needs. An unknown one: what all need.
+    assert 10 <= estimate.output_tokens("terse", 5000) <= 30
+    assert 150 <= estimate.output_tokens("wordy", 5000) <= 1500
+    assert 100 <= estimate.output_tokens("new", 5000) <= 1500
+    # A class that is new starts from its tenant.
+    estimate.observe("terse", 5000, 5000)
+    assert estimate.output_tokens("terse", 5000) > 600
+
+
+def test_the_estimate_forgets_who_was_not_seen_for_long() -> None:
+    estimate = admission_policy("estimate")
+    for _ in range(50):
+        estimate.observe("old", 1000, 10)
+    for number in range(estimate.max_averages):
+        estimate.observe(f"t{number}", 1000, 900)
+    assert len(estimate._averages) == estimate.max_averages
+    assert estimate.output_tokens("old", 1000) > 100
 
 
 def test_plans_are_deterministic() -> None:
@@ -277,7 +306,7 @@ def test_a_refused_head_is_not_looked_up_again_for_nothing() -> None:
 def test_a_refused_head_is_tried_again_when_it_needs_less() -> None:
     sched, _, head = refused_head()
     for _ in range(100):
-        sched.policy.observe(1)
+        sched.policy.observe("default", 9, 1)
     assert head in [seq for seq, _ in run(sched).rows]
 
 

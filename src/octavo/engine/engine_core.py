@@ -290,7 +290,7 @@ class EngineCore:
     def _end_branch(self, state: RequestState, seq: Sequence) -> None:
         """Release one branch; the request leaves with its last."""
         self.scheduler.finish(seq)
-        self.scheduler.policy.observe(seq.num_output)
+        self.scheduler.policy.observe(state.request.tenant, state.max_output, seq.num_output)
         del state.branches[seq.branch]
         if not state.branches:
             self.counters.requests_finished += 1
@@ -333,6 +333,8 @@ class EngineCore:
         gauges["orphan_blocks"] = gauges.pop("kv_bytes_orphan_blocks")
         held = ledger.pool - ledger.free - ledger.promised - ledger.cached_cold
         gauges["kv_usage"] = held / ledger.pool
+        recomputed = scheduler.counters.recomputed_tokens
+        gauges["recompute_tax"] = recomputed / max(1, self.counters.computed_tokens)
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting) + self.gate.num_held,

@@ -75,6 +75,20 @@ class KVCacheManager(KVState):
             self.pools[group].close(table.owner, blocks)
         del self.sequences[seq]
 
+    def private_part(self, seq: SequenceKV) -> tuple[int, int]:
+        """What releasing ``seq`` gives and costs: (blocks only it holds, tokens from there on).
+
+        What stands before its first private block stays in the tables of others.
+        """
+        num_blocks, kept = 0, seq.num_computed
+        for pool, table in zip(self.pools, seq.tables, strict=True):
+            private = [at for at, block in enumerate(table.blocks) if not pool.is_shared(block)]
+            num_blocks += len(private)
+            if private:
+                first = table.first_block + private[0] if private[0] else 0
+                kept = min(kept, first * self.block_size)
+        return num_blocks, seq.num_computed - kept
+
     # -- one step ----------------------------------------------------------------------------
 
     def begin(self) -> StepReservation:

@@ -4,9 +4,13 @@
     2. running sequences with more (prompt chunks, recomputation), oldest first, chunked
     3. waiting sequences, in their turn (``fair_queue``), while budget, seats and blocks last
 
-If a running sequence does not get its blocks, the one that would lose least work is preempted
+If a running sequence does not get its blocks, another that would lose least work is preempted
 and the plan starts over; a plan that preempted admits nobody. All arithmetic is done first, then
 every block is taken in one transaction.
+
+It never thrashes: whoever has run longest stands first in every plan and is never preempted, so
+each step computes a token of it, if not a new token of somebody else. The steps between two that
+compute something new are fewer than the tokens that one sequence can have.
 """
 
 from __future__ import annotations
@@ -189,12 +193,18 @@ class Scheduler:
         return count > 0 or wanted == 0 or not self._preempt_one()
 
     def _preempt_one(self) -> bool:
-        """Preempt whoever loses least work, the youngest of equals, but never the last runner."""
+        """Preempt whoever loses least, the youngest of equals, but never who has run longest."""
         if len(self.running) < 2:
             return False
-        victim = min(reversed(self.running), key=_work)
+        victim = min(self.running[:0:-1], key=self._cost)
         self.preempt(victim)
         return True
+
+    def _cost(self, seq: Sequence) -> tuple[bool, int]:
+        """(it frees no block, tokens that it would have to compute again)."""
+        assert seq.kv is not None, "I7: a running sequence has KV"
+        num_freed, num_lost = self._kv.private_part(seq.kv)
+        return num_freed == 0, num_lost
 
     # -- admission ---------------------------------------------------------------------------
 
@@ -285,7 +295,8 @@ class Scheduler:
 
         The last token's KV is never written, hence "- 1".
         """
-        output = self.policy.output_tokens(seq.state.max_output)
+        state = seq.state
+        output = self.policy.output_tokens(state.request.tenant, state.max_output)
         target = max(len(seq.token_ids), seq.num_prompt + output - 1)
         spare = seq.num_spare if self.policy.promises_branches and output > 1 else 0
         return target, spare, seq.num_prompt
@@ -311,9 +322,7 @@ class Scheduler:
             assert kv is not None, "I7: a running sequence has KV"
             target, spare, fork_at = self._promise(seq)
             self._kv.promise(kv, target, branches=1 + spare, fork_at=fork_at)
-            if seq.preempted:
-                self.counters.recomputed_tokens += max(0, seq.num_lost - num_cached)
-            elif seq.is_fresh:
+            if seq.is_fresh:
                 seq.state.num_cached_tokens = num_cached
                 self._kv.num_query_tokens += len(seq.token_ids)
                 self._kv.num_hit_tokens += num_cached
@@ -336,6 +345,8 @@ class Scheduler:
             start = kv.num_computed
             end = start + count
             num_samples = 1 + seq.num_spare if end == len(tokens) else 0
+            if start < seq.num_lost:
+                self.counters.recomputed_tokens += min(end, seq.num_lost) - start
             self.waiting.charge(seq, num_samples, held=end)
             if seq.grammar is not None and end == len(tokens):
                 words = seq.grammar.mask()
@@ -383,7 +394,3 @@ class Scheduler:
 def _unpaid_tokens(seq: Sequence, hit: PrefixHit | None) -> int:
     """What admitting ``seq`` costs its tenant: to be preempted, and computed again, is not paid."""
     return 0 if seq.preempted else len(seq.token_ids) - (hit.length if hit else 0)
-
-
-def _work(seq: Sequence) -> int:
-    return seq.num_computed
