@@ -123,6 +123,8 @@ DEEP = b"[" * 1_000_000
 BOMB = gzip.compress(b" " * 5_000_000)
 BIASES = {str(token): 1 for token in range(100_000)}
 TOOLS = json.dumps({"messages": [{"role": "assistant", "tool_calls": [{}] * 40_000}]}).encode()
+# Only the last id is wrong, so that all are looked at.
+LISTS = body_of(prompt=[*[[7] * 5000] * 127, [10**9]])
 ATTACKS: dict[str, tuple[tuple[bytes, ...], set[int]]] = {
     "deep JSON": ((head(len(DEEP), "Connection: close"), DEEP), {400}),
     "duplicate keys": (
@@ -155,10 +157,9 @@ ATTACKS: dict[str, tuple[tuple[bytes, ...], set[int]]] = {
     "many calls of tools": (
         (head(len(TOOLS), "Connection: close", path="/v1/chat/completions"), TOOLS), {400}),
     "half of a character": (
-        (head(5, "Connection: close"), b'{"\xe2\x82'), {400}),
+        (head(4, "Connection: close"), b'{"\xe2\x82'), {400}),
     "many ids in lists": (
-        (head(len(body_of(prompt=[[7] * 3000] * 128)), "Connection: close"),
-         body_of(prompt=[[7] * 3000] * 128)), {400}),
+        (head(len(LISTS), "Connection: close"), LISTS), {400}),
     "many biases": (
         (head(len(body_of(logit_bias=BIASES)), "Connection: close"),
          body_of(logit_bias=BIASES)), {400}),

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from client_world import PROMPT, World, read, request, run, until, world
 from octavo.cluster.messages import (
     AbortMessage,
     Beat,
@@ -19,82 +18,9 @@ from octavo.cluster.messages import (
     SubmitMessage,
 )
 from octavo.cluster.wire import decode_frontend_message, encode
-from octavo.core.request import BranchOutput, FinishReason, Request
-from octavo.core.sampling_params import SamplingParams
+from octavo.core.request import BranchOutput, FinishReason
 from octavo.errors import DeadlineExceededError, EngineError, OverloadedError, UnavailableError
-from octavo.frontend import AsyncEngineClient, OutputProcessor, RequestStream
-from octavo.testing.fake_runner import make_info
-from octavo.testing.loopback import LoopbackEngine
-
-PROMPT = tuple(range(100, 140))
-
-
-def request(*, prompt: tuple[int, ...] = PROMPT, **sampling: Any) -> Request:
-    options = {"max_tokens": 24, "seed": 3, **sampling}
-    return Request(request_id="", prompt_token_ids=prompt, sampling=SamplingParams(**options))
-
-
-class World:
-    def __init__(self, tokenizer: Any, **engine: Any) -> None:
-        info = make_info(vocab_size=49152, num_blocks=engine.pop("num_blocks", 256))
-        self.engine = LoopbackEngine(info, **engine)
-        self.processor = OutputProcessor(tokenizer)
-        self.most = 0
-        self.client = AsyncEngineClient(self.engine, self.processor, client_epoch=9)
-
-    def messages(self, kind: type) -> list[Any]:
-        decoded = [decode_frontend_message(frame) for frame in self.engine.sent]
-        return [message for message in decoded if isinstance(message, kind)]
-
-    def delivered(self) -> int:
-        """Tokens that left so far."""
-        kinds = self.processor.journal._entries.values()
-        now = sum(len(branch.token_ids) for entry in kinds for branch in entry.branches)
-        self.most = max(self.most, now)
-        return self.most
-
-    def kept(self) -> tuple[int, ...]:
-        """All that may be left behind by a request."""
-        core = self.engine.engine
-        assert core is not None
-        states = core.requests.states
-        return (
-            self.client.num_active, len(self.processor), len(self.processor.journal), len(states),
-            self.processor.journal.num_tokens,
-        )  # fmt: skip
-
-
-@contextlib.asynccontextmanager
-async def world(tokenizer: Any, **engine: Any) -> AsyncIterator[World]:
-    here = World(tokenizer, **engine)
-    here.client.start()
-    runner = asyncio.create_task(here.engine.run())
-    try:
-        await until(lambda: here.client.ready)
-        yield here
-    finally:
-        runner.cancel()
-        here.client.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - any condition, not an event
-            await asyncio.sleep(0.001)
-
-
-async def read(stream: RequestStream) -> tuple[dict[int, list[int]], dict[int, str]]:
-    tokens: dict[int, list[int]] = {}
-    text: dict[int, str] = {}
-    async for output in stream:
-        for delta in output.branches:
-            tokens.setdefault(delta.branch, []).extend(delta.token_ids)
-            text[delta.branch] = text.get(delta.branch, "") + delta.text
-    return tokens, text
-
-
-def run(test: Awaitable[None]) -> None:
-    asyncio.run(test)  # type: ignore[arg-type]
+from octavo.frontend import AsyncEngineClient
 
 
 def test_a_stream_ends_and_leaves_nothing(smollm2_text: Any) -> None:

@@ -108,7 +108,9 @@ class AsyncEngineClient:
     def start(self) -> None:
         """Connect and keep connected. Call on the running event loop."""
         self._loop = asyncio.get_running_loop()
+        self._watch.new_engine()
         self._transport.start(self)
+        self._schedule_tick()
 
     def close(self) -> None:
         """Drop the connection; streams still open end with an error."""
@@ -266,6 +268,8 @@ class AsyncEngineClient:
         """See ``Receiver``."""
         self._connected = False
         self._lose_engine()
+        self._watch.new_engine()
+        self._schedule_tick()
 
     def frame_received(self, frame: bytes) -> None:
         """See ``Receiver``."""
@@ -445,7 +449,8 @@ class AsyncEngineClient:
     def _tick(self) -> None:
         """A few times a second while requests are in flight or a welcome is awaited."""
         self._tick_handle = None
-        owed = self._connected and (self.welcome is None or bool(self._submitted))
+        # An engine that loads owes a welcome too; whoever kills knows that it is not ready yet.
+        owed = self.welcome is None or bool(self._submitted)
         if silent_s := self._watch.tick(owed=owed):
             self._on_hang(silent_s)
         self._outbox.flush()
@@ -455,7 +460,7 @@ class AsyncEngineClient:
             self._outbox.send(Lease(client_epoch=self._epoch))
         self._advance_replay()
         self._expire()
-        if self._streams or self._outbox or (self._connected and self.welcome is None):
+        if self._streams or self._outbox or self.welcome is None:
             self._schedule_tick()
 
     def _expire(self) -> None:
