@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from octavo.server.edge import Edge
+from octavo.server.prompts import MAX_PROMPT_IDS
 from octavo.server.replies import send_json
 from served import CHAT, HELLO, Served, served
 
@@ -112,6 +113,9 @@ def test_what_is_missing_is_named(play: Any) -> None:
             answer = await here.post("/detokenize", **body)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tokens")
         assert (await here.post("/detokenize", tokens=[])).json() == {"prompt": ""}
+        many = await here.post("/detokenize", tokens=[7] * (MAX_PROMPT_IDS + 1))
+        assert (many.status_code, many.json()["error"]["param"]) == (400, "tokens")
+        assert str(MAX_PROMPT_IDS) in many.json()["error"]["message"]
 
     play(test)
 

@@ -15,7 +15,7 @@ from octavo.server.completions import completions
 from octavo.server.edge import Edge, RejectedError
 from octavo.server.json_body import parse_json_object
 from octavo.server.metrics import CONTENT_TYPE
-from octavo.server.prompts import read_chat
+from octavo.server.prompts import MAX_PROMPT_IDS, read_chat
 from octavo.server.replies import Exchange, send_bytes, send_json
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody, shown_name
@@ -161,6 +161,10 @@ async def _detokenize(state: ServerState, http: Exchange) -> None:
         return state.tokenizer.decode(tokens, skip_special_tokens=False)
 
     size = len(given) if isinstance(given, list) else 0
+    if size > MAX_PROMPT_IDS:
+        raise InvalidRequestError(
+            f"tokens has {size} ids; the limit is {MAX_PROMPT_IDS}", param="tokens"
+        )
     await send_json(http.send, {"prompt": await state.text_thread.run(size, work)})
 
 
