@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from octavo.errors import ConfigError
 
 POLICIES = ("reserve", "estimate", "optimistic")
+PROPOSERS = ("off", "ngram", "suffix")
 ACTIVATIONS = ("int8", "f32")
 KV_DTYPES = ("bf16", "f32")
 
@@ -22,6 +23,7 @@ MAX_THREADS = 256
 MAX_STEP_TOKENS = 1 << 16
 MAX_SEQS = 1 << 14
 MAX_WAITING = 1 << 20
+MAX_DRAFT_TOKENS = 32
 MAX_BLOCK_SIZE = 1 << 10
 MAX_BLOCKS = 1 << 26
 MAX_CONTEXT = 1 << 24
@@ -69,7 +71,8 @@ class CacheConfig:
 class SchedulerConfig:
     """Batching limits. ``policy`` is reserve, estimate or optimistic.
 
-    ``check_every_n_steps`` 0 never checks the invariants.
+    ``check_every_n_steps`` 0 never checks the invariants. ``speculate`` names who proposes the
+    draft tokens that a step verifies, at most ``num_draft_tokens`` per sequence; no answer changes.
     """
 
     max_num_batched_tokens: int = 512
@@ -77,6 +80,8 @@ class SchedulerConfig:
     max_waiting: int = 1024
     policy: str = "estimate"
     check_every_n_steps: int = 256
+    speculate: str = "off"
+    num_draft_tokens: int = 7
 
     def __post_init__(self) -> None:
         _whole("max_num_batched_tokens", self.max_num_batched_tokens, (1, MAX_STEP_TOKENS))
@@ -84,6 +89,8 @@ class SchedulerConfig:
         _whole("max_waiting", self.max_waiting, (1, MAX_WAITING))
         _whole("check_every_n_steps", self.check_every_n_steps, (0, MAX_WAITING))
         _choice("policy", self.policy, POLICIES)
+        _choice("speculate", self.speculate, PROPOSERS)
+        _whole("num_draft_tokens", self.num_draft_tokens, (1, MAX_DRAFT_TOKENS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

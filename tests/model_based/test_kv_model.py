@@ -107,6 +107,39 @@ class KVMachine(RuleBasedStateMachine):
         assert copies is not None
         self.execute(copies, [(name, tokens, min(accepted, len(tokens)))])
 
+    @rule(name=branches, target_tokens=st.integers(1, 60))
+    def promise(self, name: str, target_tokens: int) -> None:
+        self.kv.promise(self.sequences[name], target_tokens, branches=1, fork_at=0)
+        self.kv.shed_promises()
+
+    @rule(
+        names=st.lists(branches, min_size=1, max_size=3, unique=True),
+        num_drafts=st.integers(1, 40),
+        accepted=st.integers(0, 40),
+    )
+    def verify(self, names: list[str], num_drafts: int, accepted: int) -> None:
+        """One token each, and drafts behind it as far as nobody else was promised the blocks."""
+        step, size = self.kv.begin(), self.kv.block_size
+        names = [name for name in names if step.grow(self.sequences[name], 1)]
+        lacking = max(0, -step.slack()[0])
+        work = []
+        for name in names:
+            end = self.sequences[name].num_computed + 1
+            count = step.extend(self.sequences[name], end, num_drafts)
+            assert count == num_drafts or (end + count) % size == 0
+            work.append((name, [1] * (1 + count), 1 + min(accepted, count)))
+        assert -step.slack()[0] <= lacking, "drafts took what was promised to others"
+        copies = step.seal()
+        assert copies is not None
+        for name, tokens, _ in work:
+            assert self.sequences[name].num_reserved == self.sequences[name].num_computed + len(
+                tokens
+            )
+            self.oracle.num_blocks += 1000
+            self.oracle.append(name, tokens)
+            self.oracle.num_blocks -= 1000
+        self.execute(copies, work)
+
     @rule(names=st.lists(branches, min_size=2, max_size=4, unique=True), fail_at=st.integers(1, 4))
     def refuse(self, names: list[str], fail_at: int) -> None:
         """The n-th allocation of a step is refused: nothing may have changed."""

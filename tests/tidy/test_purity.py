@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).resolve().parents[2] / "src" / "octavo"
 PURE = ("core", "kv", "scheduler", "engine")
 # Nothing here knows time, chance, threads, processes, files or sockets.
 ALLOWED = {
-    "__future__", "abc", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib",
-    "heapq", "itertools", "math", "operator", "typing",
+    "__future__", "abc", "array", "bisect", "collections", "dataclasses", "enum", "functools",
+    "hashlib", "heapq", "itertools", "math", "operator", "typing",
 }  # fmt: skip
 ALLOWED_HERE = {"octavo.config", "octavo.errors", *(f"octavo.{name}" for name in PURE)}
 

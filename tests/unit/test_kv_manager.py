@@ -53,6 +53,66 @@ def test_one_refusal_undoes_the_whole_step() -> None:
     assert check_kv(kv) == []
 
 
+def verify(kv: KVCacheManager, seq: SequenceKV, num_drafts: int, accepted: int) -> int:
+    """A step of one token with drafts behind it; how many drafts had a slot."""
+    step = kv.begin()
+    end = seq.num_computed + 1
+    assert step.grow(seq, 1)
+    count = step.extend(seq, end, num_drafts)
+    assert step.seal() is not None
+    assert check_writes(kv, seq) == check_kv(kv) == []
+    assert seq.num_reserved == end + count
+    assert take_ledger(kv).provisional == (1 + count) * 8 * len(kv.pools)
+    kv.commit(seq, list(range(end + count)), 1 + min(accepted, count))
+    assert (seq.num_computed, seq.num_reserved) == (end + min(accepted, count),) * 2
+    assert check_kv(kv) == []
+    return count
+
+
+def test_drafts_take_free_blocks_and_give_back_what_was_not_accepted() -> None:
+    kv = manager(windows=(None, 6))
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, [0, 1, 2])
+    assert verify(kv, seq, 9, accepted=0) == 9
+    assert (seq.num_computed, kv.pools[0].num_free) == (4, 15)
+    assert verify(kv, seq, 9, accepted=5) == 9
+    assert (seq.num_computed, kv.pools[0].num_free) == (10, 13)
+    assert verify(kv, seq, 1, accepted=0) == 1, "in the tail: no block is needed"
+
+
+def test_drafts_take_no_block_that_another_was_promised() -> None:
+    kv = manager(num_blocks=4)
+    seq, other = kv.new_sequence(ROOT), kv.new_sequence(ROOT)
+    extend(kv, seq, [0, 1])
+    kv.promise(other, 12, branches=1, fork_at=0)
+    assert verify(kv, seq, 5, accepted=0) == 1, "up to the end of the tail"
+    assert verify(kv, seq, 5, accepted=0) == 0
+    kv.promise(other, 8, branches=1, fork_at=0)
+    kv.promise(seq, 8, branches=1, fork_at=0)
+    # The next token takes the block that was promised for it; a draft can have no other.
+    assert verify(kv, seq, 5, accepted=0) == 3
+    assert kv.promises.num_shed == 0
+    kv.promise(other, 4, branches=1, fork_at=0)
+    kv.promise(seq, 12, branches=1, fork_at=0)
+    assert verify(kv, seq, 3, accepted=0) == 3, "its own promise"
+    assert (kv.promises.num_shed, kv.promises.totals) == (0, [2])
+
+
+def test_drafts_are_refused_where_the_pool_is_overdrawn_already() -> None:
+    kv = manager(num_blocks=3)
+    seq, greedy = kv.new_sequence(ROOT), kv.new_sequence(ROOT)
+    extend(kv, seq, [0, 1, 2, 3])
+    kv.promise(seq, 12, branches=1, fork_at=0)
+    step = kv.begin()
+    assert step.grow(greedy, 4)
+    assert step.grow(seq, 1)
+    assert step.extend(seq, 5, 7) == 3
+    assert step.seal() is not None
+    kv.commit(greedy, [9] * 4, 4)
+    kv.commit(seq, list(range(8)), 4)
+    assert check_kv(kv) == []
+
+
 def test_two_groups_are_reserved_together() -> None:
     kv = manager(num_blocks=4, windows=(None, 4))
     seq = kv.new_sequence(ROOT)

@@ -58,9 +58,28 @@ def test_history_ignores_recomputed_tokens_and_grows() -> None:
     slots.update([RowPlan(slot=2, start=2, token_ids=(6, 7))])
     for position in range(4, 1000):
         slots.update([RowPlan(slot=2, start=position, token_ids=(position,))])
-    held = slots.history(2)
+    held = slots.history(2, 1000)
     assert held is not None
     assert held.tolist() == [4, 5, 6, 7, *range(4, 1000)]
+
+
+def test_a_verify_row_samples_behind_every_draft_with_the_history_up_to_there() -> None:
+    slots = table()
+    slots.assign(state(2, (4, 5, 6), presence_penalty=0.5, min_tokens=2))
+    row = RowPlan(slot=2, start=3, token_ids=(7, 8, 9), num_samples=1, num_drafts=2)
+    for _ in range(2):  # the second time over what the first has left
+        slots.update([row])
+        sample = build_batch(StepPlan(step_id=1, rows=(row,)), slots).sample
+        assert sample.token_index.tolist() == [0, 1, 2]
+        assert sample.position.tolist() == [4, 5, 6]
+        assert sample.history.tolist() == [4, 5, 6, 7, 4, 5, 6, 7, 8, 4, 5, 6, 7, 8, 9]
+        assert sample.banned_start.tolist() == [0, 2, 2, 2]
+        # The first draft was not accepted: the next row begins there with another token.
+        row = RowPlan(slot=2, start=4, token_ids=(1,), num_samples=1)
+        slots.update([row])
+        sample = build_batch(StepPlan(step_id=2, rows=(row,)), slots).sample
+        assert sample.history.tolist() == [4, 5, 6, 7, 1]
+        row = RowPlan(slot=2, start=3, token_ids=(7, 8, 9), num_samples=1, num_drafts=2)
 
 
 def test_bans_end_with_min_tokens_and_a_slot_forgets() -> None:

@@ -7,6 +7,7 @@ import re
 
 from octavo.config import (
     POLICIES,
+    PROPOSERS,
     CacheConfig,
     EngineConfig,
     ModelConfig,
@@ -105,6 +106,16 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="how much KV growth is promised at admission (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
+        "--speculate", default=_SCHEDULER.speculate, metavar="PROPOSER",
+        help=f"who drafts tokens ahead: {', '.join(PROPOSERS)} (default: %(default)s); "
+        "answers stay the same",
+    )  # fmt: skip
+    group.add_argument(
+        "--num-draft-tokens", type=positive_integer, metavar="N",
+        default=_SCHEDULER.num_draft_tokens,
+        help="most draft tokens per sequence and step (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
         "--num-threads", type=int, default=0, metavar="N",
         help="threads that compute (default 0: as many as the cores this process may use)",
     )  # fmt: skip
@@ -169,5 +180,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
             max_num_seqs=arguments.max_num_seqs,
             max_num_batched_tokens=arguments.max_num_batched_tokens,
             policy=arguments.policy,
+            speculate=arguments.speculate,
+            num_draft_tokens=arguments.num_draft_tokens,
         ),
     )

@@ -123,6 +123,7 @@ class BranchOutput:
     dropped (finish reason ERROR or ABORT), ``error_param`` names the field at fault, if one is, and
     ``error_code`` is the code of its class in ``octavo.errors`` ("cancelled" for an abort). The
     last of ``token_ids`` may be the one that ended the branch: ``stop_token_id`` names it.
+    ``num_accepted`` of the step's ``num_drafts`` draft tokens are among ``token_ids``.
     """
 
     request_id: str
@@ -134,6 +135,8 @@ class BranchOutput:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
     error: str | None = None
     error_code: str | None = None
     error_param: str | None = None

@@ -65,8 +65,10 @@ class RowPlan:
     ``num_samples`` 0 samples nothing (a prompt chunk that is not the last). 1 samples the token
     that follows the last one, for the slot's branch. n > 1 (at a request's first token) samples
     for branches ``branch … branch + n - 1`` from the one row. ``num_drafts`` of the trailing
-    tokens are drafts to verify. ``source_row`` ≥ 0 says that the last token id is unknown here
-    and is what that row of the previous step sampled (pipelining).
+    tokens are drafts to verify: the row samples after the token before them and after each of
+    them, the history of each sample ending with the drafts before it. ``source_row`` ≥ 0
+    says that the last token id is unknown here and is what that row of the previous step sampled
+    (pipelining).
     """
 
     slot: int
@@ -136,7 +138,8 @@ class RowResult:
 
     Results stand in the order of their rows.
 
-    ``token_ids`` has one entry per sample (or the verified prefix and one more, for drafts).
+    ``token_ids`` has one entry per sample, or, for drafts, the ``num_verified`` leading ones that
+    equal what was sampled in their place, and the one sampled behind them.
     ``logprobs`` is empty unless the row's parameters ask for it. ``failed`` says that some sample
     had no finite logit that is allowed: the request is at fault, not the step.
     """

@@ -126,7 +126,7 @@ class EngineCore:
         self.counters.computed_tokens += step.plan.num_tokens
         self.counters.mixed_steps += 0 < num_chunks < len(step.rows)
         outputs = self._committer.accept(step, result.rows)
-        self.counters.generation_tokens += len(outputs)
+        self.counters.generation_tokens += sum(len(output.token_ids) for output in outputs)
         self._outbox += outputs
         for output in outputs:
             if output.finish_reason is not None:
@@ -315,7 +315,7 @@ class EngineCore:
         """A snapshot for metrics."""
         kv, scheduler = self.kv, self.scheduler
         ledger = take_ledger(kv)
-        counters = self.counters.as_dict()
+        counters = self.counters.as_dict() | self._committer.drafts.as_dict()
         counters |= {
             "preemptions": scheduler.counters.preemptions,
             "recomputed_tokens": scheduler.counters.recomputed_tokens,

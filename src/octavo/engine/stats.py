@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+
+ACCEPTED_AT = "draft_tokens_accepted_at_"
 
 
 @dataclass(slots=True)
@@ -28,6 +30,37 @@ class EngineCounters:
     def as_dict(self) -> dict[str, int]:
         """By name."""
         return asdict(self)
+
+
+@dataclass(slots=True)
+class DraftCounters:
+    """What speculation proposed and what came of it. ``accepted_at[i]``: the i-th draft of a row.
+
+    ``rows`` had drafts, ``proposed`` in all, of which ``accepted`` became tokens.
+    """
+
+    rows: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    accepted_at: list[int] = field(default_factory=list)
+
+    def count(self, num_drafts: int, num_accepted: int) -> None:
+        """A row was verified."""
+        self.rows += 1
+        self.proposed += num_drafts
+        self.accepted += num_accepted
+        self.accepted_at += [0] * (num_drafts - len(self.accepted_at))
+        for position in range(num_accepted):
+            self.accepted_at[position] += 1
+
+    def as_dict(self) -> dict[str, int]:
+        """By name."""
+        return {
+            "draft_rows": self.rows,
+            "draft_tokens": self.proposed,
+            "draft_tokens_accepted": self.accepted,
+            **{f"{ACCEPTED_AT}{i}": count for i, count in enumerate(self.accepted_at)},
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

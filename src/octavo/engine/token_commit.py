@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from octavo.core.request import BranchOutput, FinishReason, TokenLogprobs
 from octavo.core.step import RowResult, StepResult
+from octavo.engine.stats import DraftCounters
 from octavo.errors import EngineError
 from octavo.kv import KVCacheManager
 from octavo.scheduler import ScheduledStep, Scheduler, Sequence
@@ -23,8 +24,12 @@ def validate_result(step: ScheduledStep, result: StepResult, vocab_size: int) ->
         raise EngineError("the runner answered another step than the one it was given")
     for index, row in zip(sampling, result.rows, strict=True):
         tokens = row.token_ids
-        if row.row != index or len(tokens) != plan.rows[index].num_samples:
+        asked = plan.rows[index]
+        if row.row != index or len(tokens) != asked.num_samples + row.num_verified:
             raise EngineError("the runner returned a wrong number of samples for a row")
+        drafts = asked.token_ids[len(asked.token_ids) - asked.num_drafts :]
+        if tokens[: row.num_verified] != drafts[: row.num_verified]:
+            raise EngineError("the runner accepted what was no draft of its row")
         if not row.failed and (min(tokens) < 0 or max(tokens) >= vocab_size):
             raise EngineError("the runner sampled a token outside the vocabulary")
 
@@ -36,15 +41,17 @@ class TokenCommitter:
         self._kv = kv
         self._scheduler = scheduler
         self.num_forks = 0
+        self.drafts = DraftCounters()
 
     def commit_kv(self, step: ScheduledStep) -> None:
         """The step's slots are written: count them as computed and publish full blocks.
 
         A sequence that was dropped meanwhile has let go of its KV: nothing of it is published.
+        Rows with drafts follow in ``accept``, where it turns out how many of them stay.
         """
         commit = self._kv.commit
-        for seq, count in step.rows:
-            if seq.kv is not None:
+        for (seq, count), row in zip(step.rows, step.plan.rows, strict=True):
+            if seq.kv is not None and not row.num_drafts:
                 commit(seq.kv, seq.token_ids, count)
 
     def accept(self, step: ScheduledStep, rows: Iterable[RowResult]) -> list[BranchOutput]:
@@ -58,10 +65,21 @@ class TokenCommitter:
             if seq.num_spare and seq.kv is not None:
                 for index, branch in enumerate(self._fork(seq)):
                     logprobs = row.logprobs[index : index + 1]
-                    outputs.append(_append(branch, row.token_ids[index], logprobs))
+                    outputs.append(_append(branch, (row.token_ids[index],), logprobs))
             elif seq.kv is not None:
-                outputs.append(_append(seq, row.token_ids[0], row.logprobs))
+                output = _append(seq, row.token_ids, row.logprobs)
+                outputs.append(output)
+                if num_drafts := step.plan.rows[row.row].num_drafts:
+                    output.num_drafts = num_drafts
+                    output.num_accepted = min(row.num_verified, len(output.token_ids))
+                    self._keep_drafts(seq, output)
         return outputs
+
+    def _keep_drafts(self, seq: Sequence, output: BranchOutput) -> None:
+        """Commit all that was appended but the last token; the other slots go back at once."""
+        assert seq.kv is not None
+        self._kv.commit(seq.kv, seq.token_ids, len(output.token_ids))
+        self.drafts.count(output.num_drafts, output.num_accepted)
 
     def _fork(self, parent: Sequence) -> list[Sequence]:
         """The parent and its spare branches, which now share the parent's blocks."""
@@ -82,27 +100,33 @@ class TokenCommitter:
         return [parent, *children]
 
 
-def _append(seq: Sequence, token_id: int, logprobs: tuple[TokenLogprobs, ...]) -> BranchOutput:
-    """Extend one branch by one token and say whether that ended it."""
+def _append(
+    seq: Sequence, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]
+) -> BranchOutput:
+    """Extend one branch, up to a token that ends it, and say whether one did."""
     state, tokens = seq.state, seq.token_ids
     position = len(tokens) - seq.num_prompt
-    tokens.append(token_id)
     reason = None
-    is_stop = token_id in state.stop_ids
-    if seq.grammar is not None:
-        seq.grammar.accept(token_id)
+    for count, token_id in enumerate(token_ids, 1):
+        tokens.append(token_id)
+        if seq.grammar is not None:
+            seq.grammar.accept(token_id)
+        elif token_id not in state.stop_ids and position + count < state.max_output:
+            continue
         reason = finish_reason(seq)
-    elif is_stop or position + 1 >= state.max_output:
-        reason = finish_reason(seq)
+        if reason is not None:
+            token_ids, logprobs = token_ids[:count], logprobs[:count]
+            break
+    is_stop = reason is FinishReason.STOP and token_ids[-1] in state.stop_ids
     return BranchOutput(
         request_id=state.request.request_id,
         branch=seq.branch,
         epoch=state.epoch,
         position=position,
-        token_ids=(token_id,),
+        token_ids=token_ids,
         logprobs=logprobs,
         finish_reason=reason,
-        stop_token_id=token_id if is_stop and reason is FinishReason.STOP else None,
+        stop_token_id=token_ids[-1] if is_stop else None,
         num_cached_tokens=state.num_cached_tokens,
     )
 

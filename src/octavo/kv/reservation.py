@@ -1,6 +1,6 @@
 """All blocks that one step can touch, reserved as one transaction: all or nothing.
 
-    begin → grow(seq, q) … admit(seq, q, hit) … → seal → copies | None
+    begin → grow(seq, q) … admit(seq, q, hit) … extend(seq, …) … → seal → copies | None
             └ arithmetic only, per KV group:       └ allocates; any refusal undoes every
               Σ need ≤ free + evictable              allocation made so far
 
@@ -31,7 +31,7 @@ class _Row:
 class StepReservation:
     """Collects rows, then allocates for all of them or none."""
 
-    __slots__ = ("_consumed", "_derefs", "_kv", "_need", "_quiet", "_rows")
+    __slots__ = ("_consumed", "_derefs", "_extended", "_kv", "_need", "_quiet", "_rows")
 
     def __init__(self, kv: KVState) -> None:
         self._kv = kv
@@ -40,6 +40,7 @@ class StepReservation:
         self._derefs: dict[tuple[int, int], int] = {}
         self._rows: list[_Row] = []
         self._quiet: list[tuple[SequenceKV, int]] = []
+        self._extended: list[tuple[SequenceKV, int]] = []
 
     def grow(self, seq: SequenceKV, num_tokens: int) -> bool:
         """Add ``num_tokens`` slots to a running sequence; False, and no change, if too few."""
@@ -114,6 +115,34 @@ class StepReservation:
             self._consumed[group] -= owed[group] - new[group]
         self._rows.append(_Row(seq, end, new, [], hit))
         return True
+
+    def extend(self, seq: SequenceKV, end: int, num_tokens: int) -> int:
+        """At most ``num_tokens`` provisional slots behind the ``end`` tokens that ``seq`` has here.
+
+        Only what ``seq`` itself was promised and what nobody was promised may be taken, so nothing
+        that is provisional costs another sequence its blocks. Returns how many slots there are:
+        all, or those left in the tail. Ask at most once per sequence, after all other rows.
+        """
+        size = self._kv.block_size
+        end_block = -(-end // size)
+        extra = -(-(end + num_tokens) // size) - end_block
+        slack = self.slack() if extra else []
+        owns = []
+        for group, free in enumerate(slack):
+            first = end_block - seq.tables[group].end_block
+            owns.append(min(extra, max(0, seq.promised[group] - seq.cow_due - first)))
+            have = self._kv.pools[group].num_available - self._need[group]
+            if extra - owns[group] > free or extra > have:
+                num_tokens, extra = end_block * size - end, 0
+                break
+        if extra:
+            for group, own in enumerate(owns):
+                self._need[group] += extra
+                self._consumed[group] += own
+            self._rows.append(_Row(seq, end + num_tokens, [extra] * len(owns), []))
+        elif num_tokens:
+            self._extended.append((seq, end + num_tokens))
+        return num_tokens
 
     def slack(self) -> list[int]:
         """Blocks per group that are neither needed by these rows nor promised to anybody."""
@@ -201,4 +230,6 @@ class StepReservation:
             seq.writable_until = -(-row.end // size) * size
             seq.cow_due = False
             self._kv.promises.refresh(seq)
+        for seq, end in self._extended:
+            seq.num_reserved = end
         self._kv.shed_promises()

@@ -3,6 +3,7 @@
     1. running sequences with one token to compute (decodes), oldest first
     2. running sequences with more (prompt chunks, recomputation), oldest first, chunked
     3. waiting sequences, in their turn (``fair_queue``), while budget, seats and blocks last
+    4. draft tokens behind decodes, out of what budget and blocks are left
 
 If a running sequence does not get its blocks, another that would lose least work is preempted
 and the plan starts over; a plan that preempted admits nobody. All arithmetic is done first, then
@@ -23,13 +24,15 @@ from octavo.core.step import BlockCopy, GrammarMask, RowPlan, SlotState, StepPla
 from octavo.kv import KVCacheManager, PrefixHit, SequenceKV, StepReservation
 from octavo.scheduler.admission import admission_policy
 from octavo.scheduler.fair_queue import FairQueue
+from octavo.scheduler.masks import grammar_masks
 from octavo.scheduler.sequence import Order, Sequence, Status
 from octavo.scheduler.slots import SlotTable
+from octavo.scheduler.speculation import Speculation
 
 
 @dataclass(slots=True)
 class ScheduledStep:
-    """A plan, and the sequence and number of tokens behind each of its rows."""
+    """A plan, and the sequence and number of tokens behind each of its rows, drafts not counted."""
 
     plan: StepPlan
     rows: list[tuple[Sequence, int]]
@@ -37,13 +40,15 @@ class ScheduledStep:
 
 @dataclass(slots=True)
 class _Draft:
-    """A plan in the making."""
+    """A plan in the making. ``drafts`` are the tokens to be verified behind a row's own."""
 
     reservation: StepReservation
     budget: int
     rows: list[tuple[Sequence, int]] = field(default_factory=list)
     prefilling: list[Sequence] = field(default_factory=list)
     admitted: list[tuple[Sequence, PrefixHit | None]] = field(default_factory=list)
+    decodes: list[Sequence] = field(default_factory=list)
+    drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class Scheduler:
         self._kv = kv
         self._slots = SlotTable(config.max_num_seqs)
         self._refusal: _Refusal | None = None
+        self.speculation = Speculation(config.speculate, config.num_draft_tokens)
 
     # -- membership --------------------------------------------------------------------------
 
@@ -145,13 +151,18 @@ class Scheduler:
         draft = self._draft()
         if not draft.rows:
             return None
+        if self.speculation.propose is not None and draft.decodes:
+            used = self.token_budget - draft.budget
+            draft.drafts = self.speculation.drafts(
+                draft.decodes, draft.reservation, num_tokens=used, budget=draft.budget
+            )
         copies = draft.reservation.seal()
         if copies is None:
             self.counters.refused_reservations += 1
             self._withdraw(draft)
             return None
         self._enter(draft)
-        return self._build(step_id, draft.rows, copies)
+        return self._build(step_id, draft, copies)
 
     def _draft(self) -> _Draft:
         may_admit = True
@@ -175,6 +186,7 @@ class Scheduler:
             elif draft.budget:
                 if grow(kv, 1):
                     draft.rows.append((seq, 1))
+                    draft.decodes += () if seq.num_spare else (seq,)
                     draft.budget -= 1
                 elif self._preempt_one():
                     return False
@@ -330,13 +342,11 @@ class Scheduler:
 
     # -- from rows to a plan -----------------------------------------------------------------
 
-    def _build(
-        self, step_id: int, rows: list[tuple[Sequence, int]], copies: list[BlockCopy]
-    ) -> ScheduledStep:
+    def _build(self, step_id: int, draft: _Draft, copies: list[BlockCopy]) -> ScheduledStep:
         new_slots: list[SlotState] = []
         row_plans: list[RowPlan] = []
         masks: list[GrammarMask] = []
-        for seq, count in rows:
+        for seq, count in draft.rows:
             kv, tokens = seq.kv, seq.token_ids
             assert kv is not None, "I7: a running sequence has KV"
             if seq.slot < 0:
@@ -344,20 +354,21 @@ class Scheduler:
                 new_slots.append(seq.slot_state())
             start = kv.num_computed
             end = start + count
+            drafts = draft.drafts.get(seq, ())
             num_samples = 1 + seq.num_spare if end == len(tokens) else 0
             if start < seq.num_lost:
                 self.counters.recomputed_tokens += min(end, seq.num_lost) - start
-            self.waiting.charge(seq, num_samples, held=end)
+            self.waiting.charge(seq, num_samples + len(drafts), held=end)
             if seq.grammar is not None and end == len(tokens):
-                words = seq.grammar.mask()
-                masks.append(GrammarMask(row=len(row_plans), offset=count - 1, words=words))
+                masks += grammar_masks(seq.grammar, drafts, row=len(row_plans), offset=count - 1)
             row_plans.append(
                 RowPlan(
                     slot=seq.slot,
                     start=start,
-                    token_ids=tuple(tokens[start:end]),
+                    token_ids=(*tokens[start:end], *drafts),
                     tables=self._table_updates(kv),
                     num_samples=num_samples,
+                    num_drafts=len(drafts),
                 )
             )
         plan = StepPlan(
@@ -369,7 +380,7 @@ class Scheduler:
             copies=tuple(copies),
             grammar_masks=tuple(masks),
         )
-        return ScheduledStep(plan, rows)
+        return ScheduledStep(plan, draft.rows)
 
     def _table_updates(self, kv: SequenceKV) -> tuple[TableUpdate, ...]:
         changed = [

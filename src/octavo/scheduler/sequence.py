@@ -11,6 +11,7 @@ from octavo.core.grammar import GrammarState
 from octavo.core.request import Submit
 from octavo.core.step import SlotState
 from octavo.kv import SequenceKV
+from octavo.scheduler.guess import Guess
 
 # (step at which it is due, arrival, branch)
 Order = tuple[int, int, int]
@@ -81,11 +82,13 @@ class Sequence:
 
     ``num_spare`` branches after this one are forked from it at its first token. ``num_lost``
     tokens were computed once already, before a preemption. ``grammar`` stands after its last token.
+    ``guess`` is what speculation knows of it.
     """
 
     __slots__ = (
         "branch",
         "grammar",
+        "guess",
         "kv",
         "num_lost",
         "num_prompt",
@@ -107,6 +110,7 @@ class Sequence:
         self.num_spare = num_spare
         self.num_lost = 0
         self.preempted = False
+        self.guess: Guess | None = None
         self.kv: SequenceKV | None = None
         self.grammar: GrammarState | None = None
         self.slot = -1

@@ -3,6 +3,7 @@
 Nothing here is imported by the product.
 """
 
+from octavo.testing.clairvoyant import clairvoyant
 from octavo.testing.engine_driver import EngineDriver, make_request
 from octavo.testing.fake_runner import FakeRunner, FakeRunnerError, make_info, run_alone
 from octavo.testing.journal import JournalEntry, SimulationError
@@ -15,6 +16,7 @@ __all__ = [
     "JournalEntry",
     "PagedOracle",
     "SimulationError",
+    "clairvoyant",
     "make_info",
     "make_request",
     "run_alone",

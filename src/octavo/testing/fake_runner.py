@@ -74,6 +74,8 @@ class RunnerCounts:
     mixed_steps: int = 0
     fork_rows: int = 0
     generations: int = 0
+    drafts: int = 0
+    accepted: int = 0
 
 
 @dataclass(slots=True)
@@ -117,9 +119,9 @@ class FakeRunner:
                 self.fail_next = False
                 raise RuntimeError("injected fault")
             self._write(row, spoil=self.spoil_next and index == len(plan.rows) - 1)
-        masks = {mask.row: mask.words for mask in plan.grammar_masks}
+        masks = {(mask.row, mask.offset): mask.words for mask in plan.grammar_masks}
         samples = [
-            self._sample(index, row, masks.get(index, b""))
+            self._sample(index, row, masks)
             for index, row in enumerate(plan.rows)
             if row.num_samples
         ]
@@ -200,18 +202,46 @@ class FakeRunner:
             raise FakeRunnerError(f"a row read KV that is not its own (positions {start}-{end})")
         return [value >> _POSITION_BITS for value in raw]
 
-    def _sample(self, index: int, row: RowPlan, mask: bytes) -> RowResult:
+    def _sample(self, index: int, row: RowPlan, masks: dict[tuple[int, int], bytes]) -> RowResult:
+        """Sample behind the row's own tokens and behind each draft, up to the first that differs.
+
+        Then the slot forgets the drafts that were not accepted: later rows start before them.
+        """
         slot = self._slots[row.slot]
-        end = row.start + len(row.token_ids)
+        own = len(row.token_ids) - row.num_drafts
+        tokens: tuple[int, ...] = ()
+        for num_verified, draft in enumerate((*row.token_ids[own:], None)):
+            end = row.start + own + num_verified
+            mask = masks.get((index, own + num_verified - 1), b"")
+            drawn = self._draw(slot, row.num_samples, end, mask=mask)
+            if drawn is None:
+                return RowResult(row=index, token_ids=(-1,) * row.num_samples, failed=True)
+            tokens += drawn
+            if draft is None or (draft,) != drawn:
+                break
+        self.counts.drafts += row.num_drafts
+        self.counts.accepted += num_verified
+        del slot.history[end:], slot.values[end:]
+        return RowResult(
+            row=index,
+            token_ids=tokens,
+            logprobs=self._logprobs(row, tokens),
+            num_verified=num_verified,
+        )
+
+    def _draw(
+        self, slot: _Slot, num_samples: int, end: int, *, mask: bytes
+    ) -> tuple[int, ...] | None:
+        """The tokens at position ``end`` of the slot's branch and those after it; None: failed."""
         histories: list[list[int]] = []
         for group in range(len(self.info.groups)):
             seen = self._read(slot, group, end)
             if seen is None:
-                return RowResult(row=index, token_ids=(-1,) * row.num_samples, failed=True)
+                return None
             histories.append(seen)
         if mask and not any(mask):
-            return RowResult(row=index, token_ids=(-1,) * row.num_samples, failed=True)
-        tokens = tuple(
+            return None
+        return tuple(
             next_token(
                 slot.state,
                 branch,
@@ -220,9 +250,8 @@ class FakeRunner:
                 vocab_size=self.info.vocab_size,
                 mask=mask,
             )
-            for branch in range(slot.state.branch, slot.state.branch + row.num_samples)
+            for branch in range(slot.state.branch, slot.state.branch + num_samples)
         )
-        return RowResult(row=index, token_ids=tokens, logprobs=self._logprobs(row, tokens))
 
     def holds_nan(self, group: int, block: int) -> bool:
         """Whether some slot of a block is not a number."""
@@ -240,7 +269,7 @@ class FakeRunner:
         counts.tokens += plan.num_tokens
         counts.copies += len(plan.copies)
         counts.samples += num_sampling
-        chunks = sum(len(row.token_ids) > 1 for row in plan.rows)
+        chunks = sum(len(row.token_ids) - row.num_drafts > 1 for row in plan.rows)
         counts.mixed_steps += 0 < chunks < len(plan.rows)
         counts.fork_rows += sum(row.num_samples > 1 for row in plan.rows)
 

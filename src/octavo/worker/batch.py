@@ -74,26 +74,29 @@ def _samples(
     allowed: NDArray[np.uint32],
 ) -> SampleBatch:
     picks = [
-        (i, row.slot, row.start + len(row.token_ids), k)
+        (i, row.slot, row.start + len(row.token_ids) - behind, behind, k)
         for i, row in enumerate(plan.rows)
+        for behind in range(row.num_drafts, -1, -1)
         for k in range(row.num_samples)
     ]
     count = len(picks)
-    index, slots, position, offset = np.array(picks, np.int32).reshape(count, 4).T.copy()
+    index, slots, position, behind, offset = np.array(picks, np.int32).reshape(count, 5).T.copy()
     names = slots.tolist()
     banned = [
         table.banned[slot] if table.banned_until.get(slot, 0) > at else _NO_INTS
         for slot, at in zip(names, position.tolist(), strict=True)
     ] if table.banned else []  # fmt: skip
     biases = [table.bias.get(slot) for slot in names] if table.bias else []
-    histories = [table.history(slot) for slot in names] if table.has_histories else []
+    histories = [
+        table.history(slot, at) for slot, at in zip(names, position.tolist(), strict=True)
+    ] if table.has_histories else []  # fmt: skip
     history_start, history = _csr(count, histories, _NO_INTS)
     bias_start, bias_ids = _csr(count, [b[0] if b else None for b in biases], _NO_INTS)
-    mask_index, masks = _masks(plan, index.tolist(), allowed)
+    mask_index, masks = _masks(plan, index, position, allowed=allowed)
     _, bias_values = _csr(count, [b[1] if b else None for b in biases], _NO_FLOATS)
     banned_start, banned_ids = _csr(count, banned, _NO_INTS)
     return SampleBatch(
-        token_index=starts[index + 1] - 1,
+        token_index=starts[index + 1] - 1 - behind,
         seed=table.seed[slots],
         branch=table.branch[slots] + offset,
         position=position,
@@ -119,21 +122,26 @@ def _samples(
 
 
 def _masks(
-    plan: StepPlan, rows: Sequence[int], allowed: NDArray[np.uint32]
+    plan: StepPlan,
+    row: NDArray[np.int32],
+    position: NDArray[np.int32],
+    *,
+    allowed: NDArray[np.uint32],
 ) -> tuple[NDArray[np.int32], NDArray[np.uint32]]:
-    """Which line of the masks binds each sample (drawn in ``rows``), and the masks.
+    """Which line of the masks binds each sample (``row`` and ``position`` are theirs), and these.
 
     ``allowed``, if there is one, is their first line and part of every other.
     """
-    everyone = len(allowed) - 1
+    line_of = np.full(len(row), len(allowed) - 1, np.int32)
     if not plan.grammar_masks:
-        return np.full(len(rows), everyone, np.int32), allowed
+        return line_of, allowed
     words = np.array([np.frombuffer(mask.words, "<u4") for mask in plan.grammar_masks], np.uint32)
+    for line, mask in enumerate(plan.grammar_masks, len(allowed)):
+        at = plan.rows[mask.row].start + mask.offset + 1
+        line_of[(row == mask.row) & (position == at)] = line
     if len(allowed):
-        words &= allowed[0]
-        words = np.concatenate((allowed, words))
-    line = {mask.row: everyone + 1 + i for i, mask in enumerate(plan.grammar_masks)}
-    return np.array([line.get(row, everyone) for row in rows], np.int32), words
+        words = np.concatenate((allowed, words & allowed[0]))
+    return line_of, words
 
 
 def _csr(

@@ -9,7 +9,7 @@ import numpy as np
 from octavo.backends.program import Executor, StepOutput
 from octavo.core.request import TokenLogprobs
 from octavo.core.runner import RunnerInfo
-from octavo.core.step import RowResult, StepPlan, StepResult
+from octavo.core.step import RowPlan, RowResult, StepPlan, StepResult
 from octavo.errors import EngineError
 from octavo.worker.batch import allowed_mask, build_batch
 from octavo.worker.slots import SlotTable
@@ -98,14 +98,30 @@ class ModelRunner:
         results = []
         at = 0
         for (index, row), count in zip(sampling, wanted, strict=True):
-            end = at + row.num_samples
+            num_verified = _num_verified(row, tokens[at : at + row.num_drafts])
+            end = at + row.num_samples + num_verified
             logprobs = () if count < 0 else _logprobs(output, range(at, end), count)
             drawn = tuple(tokens[at:end])
             results.append(
-                RowResult(row=index, token_ids=drawn, logprobs=logprobs, failed=min(drawn) < 0)
+                RowResult(
+                    row=index,
+                    token_ids=drawn,
+                    logprobs=logprobs,
+                    num_verified=num_verified,
+                    failed=min(drawn) < 0,
+                )
             )
-            at = end
+            at += row.num_samples + row.num_drafts
         return tuple(results)
+
+
+def _num_verified(row: RowPlan, drawn: list[int]) -> int:
+    """How many leading drafts are what was sampled in their place."""
+    drafts = row.token_ids[len(row.token_ids) - row.num_drafts :]
+    for count, (draft, token) in enumerate(zip(drafts, drawn, strict=True)):
+        if draft != token:
+            return count
+    return row.num_drafts
 
 
 def _logprobs(output: StepOutput, samples: range, count: int) -> tuple[TokenLogprobs, ...]:
@@ -128,5 +144,5 @@ def _logprobs(output: StepOutput, samples: range, count: int) -> tuple[TokenLogp
 def _refuse_unsupported(plan: StepPlan) -> None:
     if plan.swaps:
         raise EngineError("this runner has no host tier; the plan asks for swap moves")
-    if any(row.num_drafts or row.source_row >= 0 for row in plan.rows):
-        raise EngineError("this runner verifies no drafts and pipelines no steps")
+    if any(row.source_row >= 0 for row in plan.rows):
+        raise EngineError("this runner pipelines no steps")

@@ -44,7 +44,6 @@ class SlotTable:
         self.banned: dict[int, NDArray[np.int32]] = {}
         self.bias: dict[int, tuple[NDArray[np.int32], NDArray[np.float32]]] = {}
         self._history: dict[int, NDArray[np.int32]] = {}
-        self._known: dict[int, int] = {}
 
     def assign(self, state: SlotState) -> None:
         """Give a slot to a sequence; whatever it held before is gone."""
@@ -69,12 +68,11 @@ class SlotTable:
             self.bias[slot] = (np.array(ids, np.int32), np.array(values, np.float32))
         if has_penalties(params):
             self._history[slot] = np.zeros(max(256, 2 * len(state.token_ids)), np.int32)
-            self._known[slot] = 0
-            self._extend(slot, 0, state.token_ids)
+            self._write(slot, 0, state.token_ids)
 
     def free(self, slot: int) -> None:
         """Forget what a slot held. Idempotent."""
-        for held in (self.banned_until, self.banned, self.bias, self._history, self._known):
+        for held in (self.banned_until, self.banned, self.bias, self._history):
             held.pop(slot, None)
 
     def clear(self) -> None:
@@ -93,33 +91,28 @@ class SlotTable:
                     self.block_tables[change.group][slot, change.keep : end] = change.blocks
                 self.first_position[change.group][slot] = change.first_position
             if slot in histories:
-                self._extend(slot, row.start, row.token_ids)
+                self._write(slot, row.start, row.token_ids)
 
     @property
     def has_histories(self) -> bool:
         """Whether any slot keeps its tokens."""
         return bool(self._history)
 
-    def history(self, slot: int) -> NDArray[np.int32] | None:
-        """Tokens so far (prompt first) of a slot whose penalties need them, else None."""
-        held = self._history.get(slot)
-        return None if held is None else held[: self._known[slot]]
+    def history(self, slot: int, position: int) -> NDArray[np.int32] | None:
+        """Tokens before ``position`` (prompt first) where a slot's penalties need them, else None.
 
-    def _extend(self, slot: int, start: int, tokens: tuple[int, ...]) -> None:
-        # A recomputed row brings tokens that are known already; only what lies past them counts.
-        known = self._known[slot]
-        assert start <= known, "I4: a row starts beyond its known tokens"
-        fresh = tokens[known - start :]
-        if not fresh:
-            return
-        end = known + len(fresh)
+        What stands behind them may be drafts of an earlier step that were not accepted.
+        """
+        held = self._history.get(slot)
+        return None if held is None else held[:position]
+
+    def _write(self, slot: int, start: int, tokens: tuple[int, ...]) -> None:
+        end = start + len(tokens)
         held = self._history[slot]
         if end > len(held):
-            grown = np.zeros(2 * end, np.int32)
-            grown[:known] = held[:known]
-            self._history[slot] = held = grown
-        held[known:end] = fresh
-        self._known[slot] = end
+            self._history[slot] = np.zeros(2 * end, np.int32)
+            self._history[slot][:start] = held[:start]
+        self._history[slot][start:end] = tokens
 
 
 def has_penalties(params: SamplingParams) -> bool:

@@ -1,0 +1,116 @@
+"""How many draft tokens each sequence gets in a step: a function of tokens and counters alone.
+
+A draft costs one token of the step whether it is accepted or not. Where a step of T tokens takes
+F + c · ⌈T⌉ (T rounded up to a tile of rows, but for 1), a draft is worth its token if it raises
+
+    expected tokens gained / (F / c + ⌈T⌉)
+
+and the i-th draft of a sequence is gained with chance pⁱ. p is a moving average of how its last
+proposals fared, those included that were only compared with what came and never computed: so an
+unpredictable text costs nothing, and a full batch drafts only what is nearly sure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Values
+
+from octavo.kv import StepReservation
+from octavo.scheduler.guess import SURE, Guess
+from octavo.scheduler.sequence import Sequence
+
+# F / c and the tile of the native backend on two cores, see benchmarks/LOG.md. They decide about
+# speed alone.
+STEP_TOKENS = 4
+TILE = 4
+
+
+class Speculation:
+    """Proposes drafts. ``propose`` (guess, sequence, limit) is None where speculation is off."""
+
+    def __init__(self, proposer: str, num_draft_tokens: int) -> None:
+        self.propose: Proposer | None = _PROPOSERS.get(proposer)
+        self.num_draft_tokens = num_draft_tokens
+
+    def drafts(
+        self,
+        decodes: list[Sequence],
+        reservation: StepReservation,
+        *,
+        num_tokens: int,
+        budget: int,
+    ) -> dict[Sequence, tuple[int, ...]]:
+        """Drafts behind sequences that have one token to compute in a step of ``num_tokens``.
+
+        At most ``budget``, only as far as they pay and only into slots that nobody else is short
+        of, which are added to ``reservation``.
+        """
+        guesses = [self._guess(seq) for seq in decodes]
+        counts = allot(
+            [guess.chance for guess in guesses],
+            limits=[len(guess.drafts) for guess in guesses],
+            num_tokens=num_tokens,
+            budget=budget,
+        )
+        drafts = {}
+        for seq, guess, count in zip(decodes, guesses, counts, strict=True):
+            assert seq.kv is not None, "I7: a running sequence has KV"
+            if count and (count := reservation.extend(seq.kv, len(seq.token_ids), count)):
+                drafts[seq] = tuple(guess.drafts[:count])
+        return drafts
+
+    def _guess(self, seq: Sequence) -> Guess:
+        """What may follow ``seq``; the last token that it can have needs no draft."""
+        guess = seq.guess
+        if guess is None:
+            guess = seq.guess = Guess(seq.token_ids)
+        guess.learn(seq.token_ids)
+        room = min(self.num_draft_tokens, seq.state.max_output - seq.num_output - 1)
+        if room > 0 and self.propose is not None:
+            guess.drafts = self.propose(guess, seq, room)
+        return guess
+
+
+def _ngram(guess: Guess, seq: Sequence, limit: int) -> list[int]:
+    return guess.lookup.ngram(seq.token_ids, limit)
+
+
+def _suffix(guess: Guess, seq: Sequence, limit: int) -> list[int]:
+    return guess.lookup.suffix(seq.token_ids, limit)
+
+
+Proposer = Callable[[Guess, Sequence, int], list[int]]
+_PROPOSERS: dict[str, Proposer] = {"ngram": _ngram, "suffix": _suffix}
+
+
+def allot(chances: Values[int], *, limits: Values[int], num_tokens: int, budget: int) -> list[int]:
+    """Drafts per sequence for a step that computes ``num_tokens`` anyhow, ``budget`` at most more.
+
+    ``chances[s]`` / SURE is p, ``limits[s]`` how many drafts there are to have.
+    """
+    offers = []
+    for index, (chance, limit) in enumerate(zip(chances, limits, strict=True)):
+        gain = SURE
+        for _ in range(limit):
+            gain = gain * chance // SURE
+            offers.append((-gain, index))
+    offers.sort(key=_gain)
+    counts, taken = [0] * len(chances), 0
+    gained, cost = num_tokens * SURE, _cost(num_tokens)
+    best = gained, cost
+    for number, (loss, _) in enumerate(offers[:budget], 1):
+        gained -= loss
+        cost = _cost(num_tokens + number)
+        if gained * best[1] > best[0] * cost:
+            best, taken = (gained, cost), number
+    for _, index in offers[:taken]:
+        counts[index] += 1
+    return counts
+
+
+def _gain(offer: tuple[int, int]) -> int:
+    return offer[0]
+
+
+def _cost(num_tokens: int) -> int:
+    return STEP_TOKENS + (1 if num_tokens == 1 else -(-num_tokens // TILE) * TILE)

@@ -1,0 +1,121 @@
+"""Speculation never changes the answer: the native engine on the real model, compared with `==`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.sampling_params import SamplingParams
+from octavo.llm import LLM, Completion
+
+CODE = """def area(shape):
+    if shape.kind == "circle":
+        return 3.14159 * shape.radius * shape.radius
+    if shape.kind == "square":
+        return shape.side * shape.side
+    raise ValueError(shape.kind)
+"""
+PROMPTS = [
+    f"Repeat this text word for word.\n\n{CODE}\n\nThe same text again:\n\n{CODE[:60]}",
+    "one two three four one two three four one two three",
+    "Here is a list of names: Anna, Bert, Carl, Dora. The same list: Anna,",
+    "The history of the lighthouse begins with fires on hilltops.",
+]
+
+
+def make(path: Path, speculate: str, **options: Any) -> LLM:
+    scheduler = SchedulerConfig(
+        max_num_batched_tokens=options.pop("budget", 256),
+        policy="optimistic",
+        check_every_n_steps=1,
+        speculate=speculate,
+        num_draft_tokens=options.pop("num_draft_tokens", 7),
+    )
+    cache = CacheConfig(
+        block_size=options.pop("block_size", 16),
+        num_blocks=options.pop("num_blocks", None),
+        kv_bytes=256 << 20,
+    )
+    return LLM(str(path), scheduler=scheduler, cache=cache, **options)
+
+
+def requests(llm: LLM) -> list[tuple[list[int], SamplingParams]]:
+    """Texts that repeat themselves, greedy and seeded, plain and with everything that has state."""
+    newline = llm.tokenizer.encode("\n")[0]
+    kinds = [
+        SamplingParams(temperature=0.0, max_tokens=48, logprobs=2, seed=1),
+        SamplingParams(temperature=0.4, top_p=0.9, max_tokens=40, logprobs=1, seed=2, n=2),
+        SamplingParams(
+            temperature=0.5, presence_penalty=0.1, frequency_penalty=0.05, repetition_penalty=1.02,
+            max_tokens=40, logprobs=1, seed=3,
+        ),
+        SamplingParams(
+            temperature=0.3, min_tokens=30, logit_bias=((newline, 3.0),), max_tokens=44,
+            stop_token_ids=(newline,), logprobs=0, seed=4,
+        ),
+        SamplingParams(temperature=0.0, min_p=0.1, max_tokens=30, stop=("four one",), logprobs=0),
+    ]  # fmt: skip
+    prompts = [llm.tokenizer.encode(text) for text in PROMPTS]
+    return [(prompt, kind) for prompt in prompts for kind in kinds]
+
+
+Answer = list[tuple[str, tuple[int, ...], tuple[Any, ...], Any]]
+
+
+def answer(completions: list[Completion]) -> Answer:
+    return [(c.text, c.token_ids, c.logprobs, c.finish_reason) for c in completions]
+
+
+def run(llm: LLM, order: list[int]) -> dict[int, Answer]:
+    """All requests in one batch, in ``order``."""
+    asked = requests(llm)
+    done = iter(answer(llm.generate([asked[i][0] for i in order], [asked[i][1] for i in order])))
+    return {i: [next(done) for _ in range(asked[i][1].n)] for i in order}
+
+
+@pytest.fixture(scope="module")
+def plain(smollm2_path: Path) -> Iterator[dict[int, Answer]]:
+    with make(smollm2_path, "off") as llm:
+        answers = run(llm, list(range(len(requests(llm)))))
+        assert llm.stats().counters["draft_tokens"] == 0
+        yield answers
+
+
+def assert_both_happened(counters: dict[str, int]) -> None:
+    assert 0 < counters["draft_tokens_accepted"] < counters["draft_tokens"]
+    assert counters["draft_tokens_accepted_at_1"] > 0
+
+
+@pytest.mark.parametrize("speculate", ["ngram", "suffix"])
+def test_on_equals_off(smollm2_path: Path, plain: dict[int, Answer], speculate: str) -> None:
+    with make(smollm2_path, speculate) as llm:
+        one_by_one = {i: run(llm, [i])[i] for i in plain}
+        assert one_by_one == plain
+        assert_both_happened(llm.stats().counters)
+        llm.engine.reset_prefix_cache()
+        order = random.Random(3).sample(sorted(plain), len(plain))
+        before = llm.stats().counters["draft_tokens_accepted"]
+        assert run(llm, order) == plain
+        assert llm.stats().counters["draft_tokens_accepted"] > before
+        assert llm.engine.check_invariants() == llm.engine.violations == []
+
+
+def test_on_equals_off_in_a_pool_that_is_too_small(
+    smollm2_path: Path, plain: dict[int, Answer]
+) -> None:
+    """Chunks, preemptions, prefix hits and drafts in one run."""
+    with make(
+        smollm2_path, "ngram", num_blocks=64, max_model_len=300, budget=40, num_draft_tokens=3
+    ) as llm:
+        assert run(llm, sorted(plain)) == plain
+        counters = llm.stats().counters
+        assert_both_happened(counters)
+        for name in ("preemptions", "prefix_hit_tokens", "mixed_steps", "cow_copies"):
+            assert counters[name] > 0, name
+        assert "draft_tokens_accepted_at_3" not in counters
+        assert llm.stats().gauges["orphan_blocks"] == 0

@@ -1,0 +1,154 @@
+"""Who is proposed what, and how much of it is worth verifying."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.config import SchedulerConfig
+from octavo.errors import ConfigError
+from octavo.scheduler.guess import SURE, Guess
+from octavo.scheduler.lookup import NGRAM, Lookup
+from octavo.scheduler.speculation import STEP_TOKENS, TILE, allot
+
+TOKENS = st.lists(st.integers(0, 3), max_size=60)
+
+
+def follow(tokens: list[int], place: int, limit: int) -> list[int]:
+    """What a copy from behind ``place`` gives, token by token."""
+    copy = list(tokens)
+    for _ in range(limit):
+        place += 1
+        copy.append(copy[place])
+    return copy[len(tokens) :]
+
+
+def places(tokens: list[int]) -> list[int]:
+    last = tokens[-NGRAM:]
+    ends = range(len(tokens) - 2, NGRAM - 2, -1)
+    return [end for end in ends if len(last) == NGRAM and tokens[end - 2 : end + 1] == last]
+
+
+def shared(tokens: list[int], place: int) -> int:
+    most = min(place + 1, 32)
+    lengths = [k for k in range(1, most + 1) if tokens[place + 1 - k : place + 1] == tokens[-k:]]
+    return max(lengths)
+
+
+@given(TOKENS, st.integers(1, 9))
+def test_ngram_copies_from_behind_the_latest_earlier_place(tokens: list[int], limit: int) -> None:
+    found = places(tokens)
+    expected = follow(tokens, found[0], limit) if found else []
+    assert Lookup(len(tokens)).ngram(tokens, limit) == expected
+
+
+@given(TOKENS, st.integers(1, 9))
+def test_suffix_copies_from_behind_the_longest_match(tokens: list[int], limit: int) -> None:
+    # Buckets of 64 hold several n-grams of four tokens: candidates are what a walk of 8 meets.
+    index = Lookup(1 << 14)
+    found = places(tokens)[:8]
+    expected: list[int] = []
+    if found:
+        best = max(found, key=lambda place: (shared(tokens, place), place))
+        expected = follow(tokens, best, min(limit, 2 * shared(tokens, best)))
+    assert index.suffix(tokens, limit) == expected
+
+
+@given(TOKENS)
+def test_an_index_that_grew_with_its_tokens_equals_one_made_at_the_end(tokens: list[int]) -> None:
+    grown = Lookup(1)
+    for end in range(1, len(tokens)):
+        grown.ngram(tokens[:end], 1)
+    assert grown.ngram(tokens, 5) == Lookup(1).ngram(tokens, 5)
+
+
+def test_an_index_takes_bytes_in_proportion_to_its_tokens() -> None:
+    tokens = [i * 7919 % 50000 for i in range(40_000)]
+    index = Lookup(len(tokens))
+    index.ngram(tokens, 1)
+    used = index._heads.itemsize * len(index._heads) + index._previous.itemsize * len(tokens)
+    assert used <= 4 * len(tokens) + (4 << 15)
+
+
+def test_a_bucket_shared_by_others_gives_nothing_wrong() -> None:
+    tokens = list(range(2000))
+    assert Lookup(1).ngram([*tokens, 500, 501, 502], 2) in ([], [503, 504])
+    assert Lookup(1).ngram(tokens, 3) == []
+
+
+def test_a_guess_learns_up_to_its_first_mistake() -> None:
+    guess = Guess([1, 2])
+    guess.drafts = [3, 4, 5]
+    guess.learn([1, 2, 3])
+    once = SURE // 2 + SURE // 2 // 8
+    assert guess.chance == once
+    guess.drafts = [4, 9, 9]
+    guess.learn([1, 2, 3, 4, 5, 6])
+    twice = once + (SURE - once) // 8
+    assert guess.chance == twice + -twice // 8
+    assert (guess.drafts, guess.position) == ([], 6)
+    for _ in range(200):
+        guess.drafts = [8]
+        guess.learn([0] * (guess.position + 1))
+    assert guess.chance == 0
+    for _ in range(200):
+        guess.drafts = [0]
+        guess.learn([0] * (guess.position + 1))
+    assert SURE - 8 <= guess.chance < SURE
+
+
+def value(counts: tuple[int, ...], chances: list[int], num_tokens: int) -> float:
+    gained = float(num_tokens)
+    for count, chance in zip(counts, chances, strict=True):
+        gained += sum((chance / SURE) ** i for i in range(1, count + 1))
+    total = num_tokens + sum(counts)
+    return gained / (STEP_TOKENS + (1 if total == 1 else -(-total // TILE) * TILE))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, SURE - 1), st.integers(0, 3)), min_size=1, max_size=3),
+    st.integers(0, 40),
+    st.integers(0, 6),
+)
+def test_allotment_is_the_best_of_all(
+    offers: list[tuple[int, int]], others: int, budget: int
+) -> None:
+    chances, limits = [c for c, _ in offers], [limit for _, limit in offers]
+    num_tokens = len(offers) + others
+    counts = allot(chances, limits=limits, num_tokens=num_tokens, budget=budget)
+    assert all(count <= limit for count, limit in zip(counts, limits, strict=True))
+    assert sum(counts) <= budget
+    every = product(*(range(limit + 1) for limit in limits))
+    best = max(value(c, chances, num_tokens) for c in every if sum(c) <= budget)
+    # Chances are rounded down at each draft.
+    assert value(tuple(counts), chances, num_tokens) >= best - 8 / SURE
+
+
+def test_a_full_batch_drafts_only_what_is_nearly_sure() -> None:
+    def total(chance: int, streams: int) -> int:
+        return sum(allot([chance] * streams, limits=[7] * streams, num_tokens=streams, budget=512))
+
+    assert total(900, 1) == 7
+    assert total(300, 1) == 0
+    assert total(1000, 16) > 0
+    assert total(600, 16) == 0
+    assert total(600, 4) > 0
+
+
+@pytest.mark.parametrize(
+    ("field", "bad", "named"),
+    [
+        ("speculate", "magic", "--speculate is 'magic'; choose one of off, ngram, suffix"),
+        ("num_draft_tokens", 0, "--num-draft-tokens is 0; it must be between 1 and 32"),
+        ("num_draft_tokens", 33, "--num-draft-tokens is 33; it must be between 1 and 32"),
+        ("num_draft_tokens", True, "--num-draft-tokens is True; it must be an integer"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(field: str, bad: object, named: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        SchedulerConfig(**{field: bad})
+    assert named in str(refused.value)
+    assert refused.value.param == field
