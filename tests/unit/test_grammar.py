@@ -15,6 +15,8 @@ from octavo.errors import InvalidRequestError, OverloadedError
 from octavo.grammar import GrammarCompiler, TokenTable
 from octavo.grammar.compiler import MAX_PENDING
 from octavo.grammar.matcher import Matcher
+from octavo.text.tool_formats import tool_format
+from octavo.text.tool_parser import ToolDelta, ToolParser
 from octavo.worker import token_table
 
 PERSON = {
@@ -244,3 +246,44 @@ def test_what_contradicts_a_grammar_is_refused(field: dict) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(grammar=Grammar(kind="regex", text="a"), max_tokens=9, **field)
     assert caught.value.param in field
+
+
+FUNCTIONS = [
+    {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+    {"name": "now"},
+]
+
+
+@pytest.mark.parametrize("sign", ["<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", ""])
+@pytest.mark.parametrize("parallel", [False, True])
+def test_the_grammar_of_a_family_is_what_its_parser_reads(
+    compiler: GrammarCompiler, table: TokenTable, sign: str, parallel: bool
+) -> None:
+    family = tool_format("{{ tools }}" + sign)
+    grammar = Grammar(kind="lark", text=family.grammar(FUNCTIONS, parallel=parallel))
+    arguments = ['{"city": "Oslo"}', '{"city": "Æ", "days": 3}']
+    calls = [f'{{"name": "get_weather", "{family.key}": {text}}}' for text in arguments]
+    one, two = (
+        f"{family.begin}{calls[0]}{family.end}",
+        "\n".join(f"{family.begin}{call}{family.end}" for call in calls)
+        if family.repeats
+        else f"{family.begin}{family.joint.join(calls)}{family.end}",
+    )
+    assert spells(opened(compiler, grammar), table, one)
+    assert spells(opened(compiler, grammar), table, two) == parallel
+    for bad in (one.replace("city", "town"), one.replace("get_weather", "format_disk"), "Hello"):
+        assert not spells(opened(compiler, grammar), table, bad)
+    parser = ToolParser(family, {"get_weather", "now"})
+    pieces = [*parser.feed(two if parallel else one), *parser.finish()]
+    assert [p.name for p in pieces if isinstance(p, ToolDelta) and p.name] == (
+        ["get_weather"] * (1 + parallel)
+    )
+    assert not any(isinstance(p, str) and p.strip() for p in pieces)
