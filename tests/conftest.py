@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +39,18 @@ def qwen_path() -> Path:
     from octavo.weights.hub import pull
 
     return pull("qwen2.5-coder-1.5b")
+
+
+@pytest.fixture
+def play(smollm2_text: Any) -> Callable[..., None]:
+    """Runs a coroutine against the whole application over a loopback engine."""
+    from served import served
+
+    def run(test: Callable[[Any], Coroutine[Any, Any, None]], **engine: Any) -> None:
+        async def main() -> None:
+            async with served(smollm2_text, **engine) as here:
+                await test(here)
+
+        asyncio.run(main())
+
+    return run

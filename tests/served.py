@@ -13,6 +13,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.frontend import AsyncEngineClient, OutputProcessor
 from octavo.grammar import GrammarCompiler
 from octavo.server import ServerState, build_app
+from octavo.server.fields import Endpoint
 from octavo.server.metrics import Metrics
 from octavo.testing.fake_runner import make_info
 from octavo.testing.loopback import LoopbackEngine
@@ -20,6 +21,19 @@ from octavo.worker import token_table
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "Hello there."}]
+PATHS = {
+    Endpoint.CHAT: CHAT,
+    Endpoint.COMPLETIONS: COMPLETIONS,
+    Endpoint.MESSAGES: "/v1/messages",
+    Endpoint.COUNT_TOKENS: "/v1/messages/count_tokens",
+}
+# The least that an endpoint takes.
+LEAST: dict[Endpoint, dict[str, Any]] = {
+    Endpoint.CHAT: {"messages": HELLO, "max_tokens": 5, "seed": 1},
+    Endpoint.COMPLETIONS: {"prompt": "Hello", "max_tokens": 5, "seed": 1},
+    Endpoint.MESSAGES: {"messages": HELLO, "max_tokens": 5, "seed": 1},
+    Endpoint.COUNT_TOKENS: {"messages": HELLO},
+}
 
 
 class Served:
@@ -54,13 +68,17 @@ class Served:
     async def post(self, path: str, **body: Any) -> httpx.Response:
         return await self.http.post(path, json=body)
 
+    async def ask(self, endpoint: Endpoint, **body: Any) -> httpx.Response:
+        return await self.post(PATHS[endpoint], **{**LEAST[endpoint], **body})
+
     async def chat(self, **body: Any) -> httpx.Response:
-        return await self.post(CHAT, **{"messages": HELLO, "max_tokens": 5, "seed": 1, **body})
+        return await self.ask(Endpoint.CHAT, **body)
 
     async def complete(self, **body: Any) -> httpx.Response:
-        return await self.post(
-            COMPLETIONS, **{"prompt": "Hello", "max_tokens": 5, "seed": 1, **body}
-        )
+        return await self.ask(Endpoint.COMPLETIONS, **body)
+
+    async def messages(self, **body: Any) -> httpx.Response:
+        return await self.ask(Endpoint.MESSAGES, **body)
 
     async def settle(self) -> None:
         """Let the engine say that it is idle."""

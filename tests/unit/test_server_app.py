@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,22 +11,10 @@ import httpx
 import pytest
 
 from octavo.frontend.counter_totals import CounterTotals
-from octavo.server import FIELDS, Treatment, build_app
+from octavo.server import build_app
+from octavo.server.call import OpenAIFraming
 from octavo.server.edge import MAX_BODY_BYTES, ApiKeys
-from octavo.server.fields import Endpoint
-from served import CHAT, COMPLETIONS, HELLO, Served, served
-
-
-@pytest.fixture
-def play(smollm2_text: Any) -> Callable[..., None]:
-    def run(test: Callable[[Served], Coroutine[Any, Any, None]], **engine: Any) -> None:
-        async def main() -> None:
-            async with served(smollm2_text, **engine) as here:
-                await test(here)
-
-        asyncio.run(main())
-
-    return run
+from served import CHAT, COMPLETIONS, HELLO, Served
 
 
 def events(response: httpx.Response) -> list[Any]:
@@ -170,43 +158,6 @@ def test_defaults_come_from_the_model_and_are_overridden(play: Any) -> None:
     play(test)
 
 
-# -- the field table ---------------------------------------------------------------------------
-
-SAMPLES: dict[str, Any] = {
-    "model": "alias", "messages": HELLO, "prompt": "Hi", "max_tokens": 3,
-    "max_completion_tokens": 5, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "n": 2,
-    "stop": "zzz", "stop_token_ids": [5], "include_stop_str_in_output": True,
-    "skip_special_tokens": False, "seed": -4, "presence_penalty": 1, "frequency_penalty": -1,
-    "repetition_penalty": 1.2, "logit_bias": {"5": -100}, "min_tokens": 2, "ignore_eos": True,
-    "response_format": {"type": "json_object"}, "structured_outputs": {"choice": ["a", "b"]},
-    "echo": True, "stream": True, "stream_options": {"include_usage": True},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
-def test_the_field_table_is_true(play: Any, field: Any) -> None:
-    async def test(here: Served) -> None:
-        for endpoint in field.endpoints:
-            ask = here.chat if endpoint is Endpoint.CHAT else here.complete
-            if field.treatment is Treatment.REFUSED:
-                check_error(await ask(**{field.name: {"anything": 1}}), 400, field.name)
-                for value in (None, *field.neutral):
-                    assert (await ask(**{field.name: value})).status_code == 200
-            elif field.treatment is Treatment.IGNORED:
-                response = await ask(**{field.name: "x"})
-                assert response.status_code == 200
-                assert response.headers["x-octavo-ignored"] == field.name
-            else:
-                extra = {"stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}}
-                sample = SAMPLES.get(field.name, 2)
-                if field.name == "logprobs":
-                    sample = True if endpoint is Endpoint.CHAT else 2
-                response = await ask(**{field.name: sample}, **extra.get(field.name, {}))
-                assert response.status_code == 200, response.text
-
-    play(test)
-
-
 def test_unknown_fields_are_refused_by_name(play: Any) -> None:
     async def test(here: Served) -> None:
         check_error(await here.chat(temprature=1), 400, "temprature")
@@ -337,9 +288,9 @@ def test_the_pool_bounds_what_the_model_would_take(play: Any) -> None:
 def test_paths_methods_and_models(play: Any) -> None:
     async def test(here: Served) -> None:
         check_error(await here.http.get("/nowhere"), 404)
-        refused = check_error(await here.http.post("/v1/responses", json={}), 404)
+        refused = check_error(await here.http.post("/v1/embeddings", json={}), 404)
         assert refused["code"] == "not_supported"
-        assert "use Chat Completions" in refused["message"]
+        assert "generates text" in refused["message"]
         check_error(await here.http.get(CHAT), 405)
         check_error(await here.http.post("/health"), 405)
         check_error(await here.http.get("/v1/models/other"), 404, "model")
@@ -786,7 +737,9 @@ def test_events_are_closed_when_sending_is_cancelled(when: str) -> None:
         async def send(_: Any) -> None:
             await asyncio.sleep(0)
 
-        task = asyncio.create_task(send_events(exchange_with(send), events(), headers=()))
+        task = asyncio.create_task(
+            send_events(exchange_with(send), events(), framing=OpenAIFraming(), headers=())
+        )
         await reached.wait()
         task.cancel()
         await asyncio.wait({task})
@@ -813,7 +766,7 @@ def test_events_are_closed_when_a_send_fails() -> None:
                 raise ConnectionResetError
 
         with pytest.raises(ConnectionResetError):
-            await send_events(exchange_with(send), events(), headers=())
+            await send_events(exchange_with(send), events(), framing=OpenAIFraming(), headers=())
         assert closed.is_set()
 
     asyncio.run(main())

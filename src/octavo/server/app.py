@@ -14,6 +14,7 @@ from octavo.server.chat import chat_completions
 from octavo.server.completions import completions
 from octavo.server.edge import Edge, RejectedError
 from octavo.server.json_body import parse_json_object
+from octavo.server.messages_api import count_tokens, messages
 from octavo.server.metrics import CONTENT_TYPE
 from octavo.server.prompts import MAX_PROMPT_IDS, read_chat
 from octavo.server.replies import Exchange, send_bytes, send_json
@@ -54,6 +55,8 @@ def build_app(state: ServerState, *, allowed_hosts: Iterable[str] = ()) -> ASGIA
         routes=[
             post("/v1/chat/completions", chat_completions),
             post("/v1/completions", completions),
+            post("/v1/messages", messages),
+            post("/v1/messages/count_tokens", count_tokens),
             get("/v1/models", _models),
             get("/v1/models/{name:path}", _model),
             post("/tokenize", _tokenize),
@@ -74,7 +77,6 @@ def build_app(state: ServerState, *, allowed_hosts: Iterable[str] = ()) -> ASGIA
 # Known elsewhere, not served here: refused by name, with what to use instead.
 _REFUSED_PATHS = {
     "/v1/responses": "the Responses protocol is not served; use Chat Completions",
-    "/v1/messages": "the Messages protocol is not served; use Chat Completions",
     "/v1/embeddings": "embeddings are not served; this server generates text",
     "/v1/score": "scoring is not served; this server generates text",
 }

@@ -1,25 +1,31 @@
-"""What chat and completions share: reading a call, running its requests, answering in one way."""
+"""What the protocols share: reading a call, running its requests, answering in one way."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import InvalidRequestError
+from octavo.errors import InvalidRequestError, OctavoError
+from octavo.server.dialects import OPENAI
 from octavo.server.generation import Choice, Generation, collect
 from octavo.server.json_body import parse_json_object
 from octavo.server.replies import Exchange, ignored_header, send_json
-from octavo.server.sse import send_events
+from octavo.server.sse import DONE, PING, Framing, event, send_events
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody, shown_name
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A validated call: one engine request per prompt. ``prompt_texts`` are to be echoed."""
+    """A validated call: one engine request per prompt. ``prompt_texts`` are to be echoed.
+
+    ``asked_tokens`` is the ``max_tokens`` that was asked for, where the context may give less.
+    """
 
     requests: Sequence[Request]
     model: str
@@ -27,6 +33,7 @@ class Call:
     include_usage: bool
     ignored: Sequence[str]
     prompt_texts: Sequence[str] = ()
+    asked_tokens: int | None = None
 
     @property
     def sampling(self) -> SamplingParams:
@@ -37,7 +44,7 @@ class Call:
 Parse = Callable[[ServerState, dict[str, object]], Call]
 
 
-class Writer(Protocol):
+class Writer(Framing, Protocol):
     """Renders the answer to one call in the endpoint's shape."""
 
     def response(self, generation: Generation, choices: Sequence[Choice]) -> dict[str, object]:
@@ -47,6 +54,17 @@ class Writer(Protocol):
         """The events of one that is."""
 
 
+class OpenAIFraming:
+    """The framing of both older OpenAI protocols."""
+
+    ping = PING
+    done = DONE
+
+    def failure(self, error: OctavoError) -> bytes:
+        """See ``Framing``."""
+        return event(OPENAI.error(error))
+
+
 async def read_call(state: ServerState, http: Exchange, parse: Parse) -> Call:
     """Read and validate; body and parsed values live no longer than this.
 
@@ -54,8 +72,19 @@ async def read_call(state: ServerState, http: Exchange, parse: Parse) -> Call:
         OctavoError: what is wrong with the request, or that none is taken now.
     """
     state.check_accepting()
+    return await read_values(state, http, lambda values: parse(state, values))
+
+
+async def read_values(
+    state: ServerState, http: Exchange, work: Callable[[dict[str, object]], _Result]
+) -> _Result:
+    """What ``work`` makes of the JSON object that was sent, off the event loop where it is large.
+
+    Raises:
+        OctavoError: what is wrong with the body, or what ``work`` raises.
+    """
     async with state.bodies.reading(http.headers, http.receive) as body:
-        return await state.text_thread.run(len(body), lambda: parse(state, parse_json_object(body)))
+        return await state.text_thread.run(len(body), lambda: work(parse_json_object(body)))
 
 
 async def answer(state: ServerState, http: Exchange, call: Call, *, writer: Writer) -> None:
@@ -63,7 +92,7 @@ async def answer(state: ServerState, http: Exchange, call: Call, *, writer: Writ
     headers = ignored_header(call.ignored)
     with Generation(state, call.requests, http.receive) as generation:
         if call.stream:
-            await send_events(http, writer.events(generation), headers=headers)
+            await send_events(http, writer.events(generation), framing=writer, headers=headers)
             return
         choices = await collect(generation, num_prompts=len(call.requests), n=call.sampling.n)
         if not generation.disconnected:

@@ -7,15 +7,15 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from octavo.core.request import Request
 from octavo.frontend import BranchDelta, RequestOutput
-from octavo.server.call import Call, answer, read_call, read_stream_options
+from octavo.server.call import Call, OpenAIFraming, answer, read_call, read_stream_options
+from octavo.server.conversation import Conversation, conversation_request
 from octavo.server.fields import Endpoint, check_fields
 from octavo.server.generation import Choice, Generation
 from octavo.server.prompts import read_chat
 from octavo.server.rendering import chat_logprobs, finish_text, usage_object
 from octavo.server.replies import Exchange, encode_json
-from octavo.server.sampling_fields import fit_max_tokens, sampling_from_body
+from octavo.server.sampling_fields import sampling_from_body
 from octavo.server.sse import END_OF_EVENT, event
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody
@@ -40,18 +40,9 @@ def parse_chat(state: ServerState, values: dict[str, object]) -> Call:
     sampling = sampling_from_body(
         body, Endpoint.CHAT, defaults=state.defaults, vocab_size=state.tokenizer.vocab_size
     )
-    token_ids = state.template().encode(read_chat(body))
-    sampling = fit_max_tokens(
-        sampling, num_prompt_tokens=len(token_ids), limits=state.token_limits(), default=None
-    )
-    request = Request(
-        request_id="",
-        prompt_token_ids=tuple(token_ids),
-        sampling=sampling,
-        eos_token_ids=state.eos_token_ids,
-    )
+    token_ids = Conversation(messages=read_chat(body)).encode(state.template())
     return Call(
-        requests=[request],
+        requests=[conversation_request(state, token_ids, sampling)],
         model=model,
         stream=stream,
         include_usage=include_usage,
@@ -59,7 +50,7 @@ def parse_chat(state: ServerState, values: dict[str, object]) -> Call:
     )
 
 
-class _Writer:
+class _Writer(OpenAIFraming):
     """Renders one chat request's response."""
 
     def __init__(self, state: ServerState, call: Call) -> None:

@@ -11,7 +11,7 @@ from octavo.core.request import FinishReason, Request, TokenLogprobs
 from octavo.core.sampling_params import MAX_N, SamplingParams
 from octavo.errors import InvalidRequestError
 from octavo.frontend import BranchDelta, RequestOutput
-from octavo.server.call import Call, answer, read_call, read_stream_options
+from octavo.server.call import Call, OpenAIFraming, answer, read_call, read_stream_options
 from octavo.server.fields import Endpoint, check_fields
 from octavo.server.generation import Choice, Generation, flat
 from octavo.server.prompts import read_prompts
@@ -90,7 +90,7 @@ def _text(state: ServerState, prompt: str | list[int]) -> str:
     return prompt if isinstance(prompt, str) else state.tokenizer.decode(prompt)
 
 
-class _Writer:
+class _Writer(OpenAIFraming):
     """Renders one completions request's response."""
 
     def __init__(self, state: ServerState, call: Call) -> None:

@@ -17,8 +17,9 @@ from contextlib import asynccontextmanager
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.errors import OctavoError, OverloadedError, UnavailableError
-from octavo.server.replies import error_body, header, send_error, send_json
+from octavo.errors import EngineError, OctavoError, OverloadedError, UnavailableError
+from octavo.server.dialects import dialect_of
+from octavo.server.replies import header, send_error
 
 MAX_BODY_BYTES = 2 << 20
 MAX_BODIES_BYTES = 8 << 20
@@ -68,6 +69,7 @@ class Edge:
         headers: Headers = scope["headers"]
         request_id = _request_id(headers)
         scope["octavo.request_id"] = request_id
+        dialect = dialect_of(scope["path"])
         started = False
 
         async def send_with_id(message: Message) -> None:
@@ -84,15 +86,16 @@ class Edge:
         except OctavoError as error:
             if started:
                 raise
-            await send_error(send_with_id, error, close=isinstance(error, _BEFORE_THE_BODY))
+            close = isinstance(error, _BEFORE_THE_BODY)
+            await send_error(send_with_id, error, dialect=dialect, close=close)
         except DisconnectedError:
             return
         except Exception:
             logger.exception("request %s failed", request_id)
             if started:
                 raise
-            body = error_body("internal error; see the server's log", error_type="server_error")
-            await send_json(send_with_id, body, status=500)
+            bug = EngineError("internal error; see the server's log")
+            await send_error(send_with_id, bug, dialect=dialect)
 
     def _check_host(self, headers: Headers, target: bytes) -> None:
         hosts = [value for name, value in headers if name == b"host"]
@@ -145,15 +148,21 @@ class ApiKeys:
         """
         if not self._digests:
             return
-        given = header(headers, b"authorization") or b""
-        scheme, _, key = given.partition(b" ")
-        digest = _digest(key.strip())
+        digest = _digest(presented_key(headers))
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if scheme.lower() != b"bearer" or not any(matches):
+        if not any(matches):
             raise RejectedError(
-                401, "a valid API key is required: Authorization: Bearer KEY",
+                401, "a valid API key is required: Authorization: Bearer KEY, or x-api-key: KEY",
                 code="invalid_api_key",
             )  # fmt: skip
+
+
+def presented_key(headers: Headers) -> bytes:
+    """The key that a client shows: as a bearer token, or in ``x-api-key``; empty without one."""
+    scheme, _, key = (header(headers, b"authorization") or b"").partition(b" ")
+    if scheme.lower() == b"bearer":
+        return key.strip()
+    return (header(headers, b"x-api-key") or b"").strip()
 
 
 def _digest(key: bytes) -> bytes:

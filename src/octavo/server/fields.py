@@ -20,6 +20,8 @@ class Endpoint(StrEnum):
 
     CHAT = "chat"
     COMPLETIONS = "completions"
+    MESSAGES = "messages"
+    COUNT_TOKENS = "count_tokens"
 
 
 class Treatment(StrEnum):
@@ -31,6 +33,10 @@ class Treatment(StrEnum):
 
 
 BOTH = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
+MESSAGES = frozenset({Endpoint.MESSAGES})
+ANTHROPIC = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
+TEXT = BOTH | MESSAGES
+ALL = TEXT | ANTHROPIC
 CHAT = frozenset({Endpoint.CHAT})
 COMPLETIONS = frozenset({Endpoint.COMPLETIONS})
 
@@ -66,7 +72,7 @@ _TOOLS = "tools are not supported"
 _BEAM = "beam search is not supported"
 
 FIELDS = (
-    _honoured("model", "a served name; absent means the served model"),
+    _honoured("model", "a served name; absent means the served model", ALL),
     _honoured(
         "messages",
         "roles system, developer (means system), user, assistant; content a text or text parts, "
@@ -76,22 +82,24 @@ FIELDS = (
     _honoured("prompt", "text, list of texts, token ids, or list of token ids", COMPLETIONS),
     _honoured("max_tokens", "limit on generated tokens, 1 or more"),
     _honoured("max_completion_tokens", "the newer name of max_tokens", CHAT),
-    _honoured("temperature", "0 (greedy) to 100"),
-    _honoured("top_p", "over 0, up to 1"),
-    _honoured("top_k", "0 or -1 is off"),
-    _honoured("min_p", "0 to 1"),
+    _honoured("temperature", "0 (greedy) to 100", TEXT),
+    _honoured("top_p", "over 0, up to 1", TEXT),
+    _honoured("top_k", "0 or -1 is off", TEXT),
+    _honoured("min_p", "0 to 1", TEXT),
     _honoured("n", "choices per prompt; the prompt is computed once"),
     _honoured("stop", "a string or a list of strings"),
-    _honoured("stop_token_ids", "token ids that end a choice"),
-    _honoured("include_stop_str_in_output", "keep the stop string in the text"),
-    _honoured("skip_special_tokens", "false shows control tokens in the text"),
-    _honoured("seed", "64-bit integer; the same seed gives the same text"),
-    _honoured("presence_penalty", "-2 to 2"),
-    _honoured("frequency_penalty", "-2 to 2"),
-    _honoured("repetition_penalty", "over 0, up to 10"),
-    _honoured("logit_bias", "object of token id to bias, -100 to 100"),
-    _honoured("min_tokens", "no end of a choice, stop strings included, before this many tokens"),
-    _honoured("ignore_eos", "go on past end-of-text"),
+    _honoured("stop_token_ids", "token ids that end a choice", TEXT),
+    _honoured("include_stop_str_in_output", "keep the stop string in the text", TEXT),
+    _honoured("skip_special_tokens", "false shows control tokens in the text", TEXT),
+    _honoured("seed", "64-bit integer; the same seed gives the same text", TEXT),
+    _honoured("presence_penalty", "-2 to 2", TEXT),
+    _honoured("frequency_penalty", "-2 to 2", TEXT),
+    _honoured("repetition_penalty", "over 0, up to 10", TEXT),
+    _honoured("logit_bias", "object of token id to bias, -100 to 100", TEXT),
+    _honoured(
+        "min_tokens", "no end of a choice, stop strings included, before this many tokens", TEXT
+    ),
+    _honoured("ignore_eos", "go on past end-of-text", TEXT),
     _honoured("logprobs", "chat: true or false; completions: number of alternatives"),
     _honoured("top_logprobs", "alternatives per token; needs logprobs", CHAT),
     _honoured("echo", "put the prompt before the text (not with logprobs)", COMPLETIONS),
@@ -105,11 +113,46 @@ FIELDS = (
         "structured_outputs",
         "an object with one of json (a schema), regex, choice (a list of texts) or grammar (Lark); "
         "not with ignore_eos or min_tokens",
+        TEXT,
     ),
-    _honoured("stream", "server-sent events"),
+    _honoured("stream", "server-sent events", TEXT),
     _honoured("stream_options", "include_usage"),
-    _refused("tools", _TOOLS, CHAT, neutral=([],)),
+    _honoured(
+        "messages",
+        "roles user, assistant, system; content a text or text blocks, which are joined by line "
+        "ends; a last message of the assistant is continued",
+        ANTHROPIC,
+    ),
+    _honoured(
+        "system",
+        "a text or text blocks; a block that begins x-anthropic-billing-header is left out",
+        ANTHROPIC,
+    ),
+    _honoured(
+        "max_tokens",
+        "required, 1 or more; where the context ends earlier, so does the answer, with the stop "
+        "reason model_context_window_exceeded",
+        MESSAGES,
+    ),
+    _honoured("stop_sequences", "a list of strings", MESSAGES),
+    _refused("tools", _TOOLS, CHAT | ANTHROPIC, neutral=([],)),
     _refused("tool_choice", _TOOLS, CHAT, neutral=("none",)),
+    _refused("tool_choice", _TOOLS, ANTHROPIC, neutral=({"type": "none"},)),
+    _refused("mcp_servers", _TOOLS, ANTHROPIC, neutral=([],)),
+    _refused("container", _TOOLS, ANTHROPIC),
+    _refused(
+        "thinking",
+        "reasoning control is not supported",
+        ANTHROPIC,
+        neutral=({"type": "disabled"},),
+    ),
+    _refused(
+        "output_config",
+        "effort and format are not supported; use structured_outputs",
+        ANTHROPIC,
+        neutral=({},),
+    ),
+    _refused("context_management", "nothing is edited out of a prompt", ANTHROPIC, neutral=({},)),
     _refused("functions", _TOOLS, CHAT, neutral=([],)),
     _refused("function_call", _TOOLS, CHAT, neutral=("none",)),
     _refused("modalities", "only text is supported", CHAT, neutral=(["text"],)),
@@ -140,10 +183,16 @@ FIELDS = (
     _refused("return_token_ids", "token ids are not returned; see /tokenize", neutral=(False,)),
     _refused("store", "nothing is stored", CHAT, neutral=(False,)),
     _ignored("user", "names the end user"),
-    _ignored("metadata", "free-form labels"),
+    _ignored("metadata", "free-form labels", TEXT),
+    _ignored("cache_control", "prefixes are cached without it; in blocks too", ANTHROPIC),
+    _ignored("inference_geo", "there is one place", ANTHROPIC),
+    _ignored("speed", "there is one speed", ANTHROPIC),
+    _ignored("diagnostics", "about the cache, which changes no text", ANTHROPIC),
+    _ignored("user_profile_id", "names the end user", ANTHROPIC),
+    _ignored("workspace_id", "names the end user", ANTHROPIC),
     _ignored("safety_identifier", "names the end user", CHAT),
     _ignored("prompt_cache_key", "a routing hint; prefixes are found without it", CHAT),
-    _ignored("service_tier", "there is one tier", CHAT),
+    _ignored("service_tier", "there is one tier", CHAT | MESSAGES),
     _ignored("parallel_tool_calls", "means nothing without tools", CHAT),
 )
 

@@ -127,6 +127,7 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
 
     def add(self, delta: BranchDelta) -> None:
         """Take a delta in."""
@@ -134,6 +135,7 @@ class Choice:
         self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs)
         self.finish_reason = delta.finish_reason or self.finish_reason
+        self.stop_reason = self.stop_reason if delta.stop_reason is None else delta.stop_reason
 
 
 async def collect(generation: Generation, *, num_prompts: int, n: int) -> list[Choice]:

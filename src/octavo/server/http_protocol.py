@@ -19,7 +19,8 @@ from functools import partial
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from octavo.server.replies import encode_json, error_body
+from octavo.server.dialects import error_body
+from octavo.server.replies import encode_json
 
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100

@@ -19,11 +19,21 @@ def read_chat(body: TypedBody) -> list[dict[str, str]]:
         InvalidRequestError: naming the message and what is wrong with it.
     """
     messages = body.raw("messages")
-    if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
-        raise InvalidRequestError(
-            f"messages has {len(messages)} entries; the limit is {MAX_MESSAGES}", param="messages"
-        )
+    if isinstance(messages, list):
+        check_message_count(messages, "messages")
     return read_messages(messages)
+
+
+def check_message_count(messages: list[object], name: str) -> None:
+    """Refuse a conversation that is too long.
+
+    Raises:
+        InvalidRequestError: naming the field ``name`` and the limit.
+    """
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequestError(
+            f"{name} has {len(messages)} entries; the limit is {MAX_MESSAGES}", param=name
+        )
 
 
 def read_prompts(body: TypedBody, *, vocab_size: int) -> list[str | list[int]]:

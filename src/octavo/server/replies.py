@@ -9,6 +9,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from octavo.errors import OctavoError, OverloadedError, UnavailableError
+from octavo.server.dialects import Dialect
 
 DEFAULT_RETRY_AFTER_S = 1
 
@@ -18,20 +19,6 @@ _json = msgspec.json.Encoder()
 def encode_json(value: object) -> bytes:
     """UTF-8 JSON."""
     return _json.encode(value)
-
-
-def error_body(
-    message: str, *, error_type: str, param: str | None = None, code: str | None = None
-) -> dict[str, object]:
-    """The error object; all four keys are always there."""
-    return {"error": {"message": message, "type": error_type, "param": param, "code": code}}
-
-
-def error_body_of(error: OctavoError) -> dict[str, object]:
-    """The error object of a deliberate error."""
-    return error_body(
-        error.message, error_type=error.error_type, param=error.param, code=error.code
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +79,12 @@ async def send_bytes(
 
 
 async def send_error(
-    send: Send, error: OctavoError, *, status: int | None = None, close: bool = False
+    send: Send, error: OctavoError, *, dialect: Dialect, close: bool = False
 ) -> None:
     """An error response. ``close`` ends the connection: the rest of the body is not read."""
     headers = [(b"connection", b"close")] if close else []
     headers += _retry_after(error)
-    await send_json(send, error_body_of(error), status=status or error.http_status, headers=headers)
+    await send_json(send, dialect.error(error), status=error.http_status, headers=headers)
 
 
 def _retry_after(error: OctavoError) -> list[tuple[bytes, bytes]]:

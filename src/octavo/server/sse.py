@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
 
 from octavo.errors import EngineError, OctavoError
-from octavo.server.replies import Exchange, encode_json, error_body_of
+from octavo.server.replies import Exchange, encode_json
 
 FIRST_EVENT_S = 10.0
 PING_S = 15.0
@@ -19,18 +20,39 @@ DONE = b"data: [DONE]\n\n"
 logger = logging.getLogger(__name__)
 
 
+class Framing(Protocol):
+    """What a protocol sends around its events: in silence, at the end, and in place of it."""
+
+    @property
+    def ping(self) -> bytes:
+        """Sent when nothing else was for a while."""
+
+    @property
+    def done(self) -> bytes:
+        """Sent after the last event."""
+
+    def failure(self, error: OctavoError) -> bytes:
+        """The last event of a stream that failed."""
+
+
 def event(value: object) -> bytes:
     """One ``data:`` event."""
     return b"data: " + encode_json(value) + END_OF_EVENT
+
+
+def named_event(name: str, value: object) -> bytes:
+    """One event with a name, for protocols whose events have types."""
+    return b"event: " + name.encode() + b"\n" + event(value)
 
 
 async def send_events(
     http: Exchange,
     events: AsyncGenerator[bytes, None],
     *,
+    framing: Framing,
     headers: Sequence[tuple[bytes, bytes]],
 ) -> None:
-    """Send events until they end, then [DONE]; ``events`` is closed in any case.
+    """Send events until they end, then the end's mark; ``events`` is closed in any case.
 
     The response starts with the first event, so that an error before it keeps its HTTP status;
     after ``FIRST_EVENT_S`` of waiting it starts without one. A later error becomes an event, and
@@ -44,7 +66,7 @@ async def send_events(
                 return  # the client left before there was anything to say
             if first.done() and first.exception() is not None:
                 first.result()
-            await _Stream(http).run(first, events, headers)
+            await _Stream(http, framing).run(first, events, headers)
         finally:
             # A generator that still runs cannot be closed.
             first.cancel()
@@ -52,8 +74,9 @@ async def send_events(
 
 
 class _Stream:
-    def __init__(self, http: Exchange) -> None:
+    def __init__(self, http: Exchange, framing: Framing) -> None:
         self._http = http
+        self._framing = framing
         self._send = http.send
         self._sent_at = 0.0
 
@@ -80,7 +103,7 @@ class _Stream:
             await self._write(await first)
             async for data in events:
                 await self._write(data)
-            await self._write(DONE)
+            await self._write(self._framing.done)
         except OctavoError as error:
             await self._fail(error)
         except StopAsyncIteration:
@@ -96,7 +119,7 @@ class _Stream:
 
     async def _fail(self, error: OctavoError) -> None:
         self._http.end_connection()
-        await self._write(event(error_body_of(error)))
+        await self._write(self._framing.failure(error))
 
     async def _write(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
@@ -108,6 +131,6 @@ class _Stream:
         while True:
             silence = loop.time() - self._sent_at
             if silence >= PING_S:
-                await self._write(PING)
+                await self._write(self._framing.ping)
                 silence = 0.0
             await asyncio.sleep(PING_S - silence)

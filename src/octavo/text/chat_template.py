@@ -23,11 +23,12 @@ import json
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Final
 
-from jinja2 import Template
+from jinja2 import Template, meta
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
 
 from octavo.errors import InvalidRequestError, ModelFileError
@@ -65,8 +66,23 @@ _PLAIN: Final = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
+# What a rendering sets itself: never a client's.
+_OWN_VARIABLES: Final = frozenset(
+    {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
+)
 # Noncharacters first (no text should hold one), then a private plane.
 _MARKS: Final = (*range(0xFDD0, 0xFDF0), *range(0x10_0000, 0x10_FFFE))
+
+_NO_VARIABLES: Final[Mapping[str, object]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """How to render, besides the messages."""
+
+    add_generation_prompt: bool
+    continue_final: bool
+    variables: Mapping[str, object]
 
 
 class ChatTemplate:
@@ -94,6 +110,8 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._environment = TemplateEnvironment(now)
         self._template = self._compile(source)
+        read = meta.find_undeclared_variables(self._environment.parse(source))
+        self.variables: Final = frozenset(read) - set(self._environment.globals) - _OWN_VARIABLES
         # The environment meters one rendering at a time.
         self._lock = threading.Lock()
         protected = {t.text: t.special for t in tokenizer.added_tokens if t.protected}
@@ -114,41 +132,66 @@ class ChatTemplate:
         return cls(source, tokenizer)
 
     def render(
-        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final: bool = False,
+        variables: Mapping[str, object] = _NO_VARIABLES,
     ) -> str:
         """The exact prompt text of messages as ``read_messages`` takes them.
+
+        ``continue_final`` ends the prompt with the text of the last message, which must be the
+        assistant's, so that the answer goes on from there. ``variables`` are for the template
+        itself; ``self.variables`` are the names that it reads.
 
         Raises:
             InvalidRequestError: a message is malformed, or the template refuses the conversation.
             ModelFileError: the template tries to leave its sandbox.
         """
-        return self._render(messages, add_generation_prompt)[0]
+        ask = _Ask(add_generation_prompt, continue_final, variables)
+        return self._render(messages, ask)[0]
 
     def encode(
-        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final: bool = False,
+        variables: Mapping[str, object] = _NO_VARIABLES,
     ) -> list[int]:
         """The ids of the rendered prompt; see ``render``. Users' text makes no special token."""
-        text, breaks = self._render(messages, add_generation_prompt)
+        ask = _Ask(add_generation_prompt, continue_final, variables)
+        text, breaks = self._render(messages, ask)
         return self._tokenizer.encode_rendered(text, breaks)
 
-    def _render(
-        self, messages: Sequence[Mapping[str, object]], add_generation_prompt: bool
-    ) -> tuple[str, list[int]]:
+    def _render(self, messages: Sequence[Mapping[str, object]], ask: _Ask) -> tuple[str, list[int]]:
         normal = read_messages(messages)
         texts = [message["content"] for message in normal]
         check_text("".join(texts), "messages")
-        mark = _free_mark("".join([self._source, *texts]))
+        mark, end = _free_marks("".join([self._source, *texts]))
+        marked = [self._marked_message(message, mark) for message in normal]
+        if ask.continue_final:
+            if normal[-1]["role"] != "assistant":
+                raise InvalidRequestError(
+                    "only a last message of the assistant can be continued", param="messages"
+                )
+            marked[-1]["content"] += end
         rendered = self._run(
             {
+                **ask.variables,
                 **self._names,
-                "messages": [self._marked_message(message, mark) for message in normal],
+                "messages": marked,
                 "tools": None,
-                "add_generation_prompt": add_generation_prompt,
+                "add_generation_prompt": ask.add_generation_prompt and not ask.continue_final,
             }
         )
-        # A template may have written the mark as a JSON escape.
-        escape = json.dumps(mark)[1:-1]
-        return _take_out(rendered.replace(escape, mark), mark)
+        # A template may have written a mark as a JSON escape.
+        for one in (mark, end):
+            rendered = rendered.replace(json.dumps(one)[1:-1], one)
+        if ask.continue_final:
+            rendered = _up_to_last(rendered, end)
+        return _take_out(rendered, mark)
 
     def _marked_message(self, message: dict[str, str], mark: str) -> dict[str, str]:
         wrote_it = message["role"] == "assistant"
@@ -234,15 +277,27 @@ class _Spellings:
         return sorted(positions)
 
 
-def _free_mark(texts: str) -> str:
+def _free_marks(texts: str) -> list[str]:
+    """Two characters that occur in no text."""
     used = set(texts)
-    for code in _MARKS:
-        if chr(code) not in used:
-            return chr(code)
+    free = (chr(code) for code in _MARKS if chr(code) not in used)
+    marks = list(islice(free, 2))
+    if len(marks) == 2:
+        return marks
     raise InvalidRequestError(
         "the messages use every private and noncharacter code point; leave one out",
         param="messages",
     )
+
+
+def _up_to_last(text: str, end: str) -> str:
+    position = text.rfind(end)
+    if position < 0:
+        raise InvalidRequestError(
+            "the model's chat template leaves out the last message, which was to be continued",
+            param="messages",
+        )
+    return text[:position].replace(end, "")
 
 
 def _take_out(text: str, mark: str) -> tuple[str, list[int]]:

@@ -1,0 +1,82 @@
+"""The field table is true: every row does what it says, at every endpoint that it names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from octavo.server import FIELDS, Treatment
+from octavo.server.fields import Endpoint, Field
+from served import HELLO, PATHS, Served
+
+SAMPLES: dict[str, Any] = {
+    "model": "alias", "messages": HELLO, "prompt": "Hi", "max_tokens": 3, "system": "Be brief.",
+    "max_completion_tokens": 5, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "n": 2,
+    "stop": "zzz", "stop_sequences": ["zzz"], "stop_token_ids": [5],
+    "include_stop_str_in_output": True, "skip_special_tokens": False, "seed": -4,
+    "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.2,
+    "logit_bias": {"5": -100}, "min_tokens": 2, "ignore_eos": True,
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"choice": ["a", "b"]}, "echo": True, "stream": True,
+    "stream_options": {"include_usage": True}, "top_logprobs": 2,
+}  # fmt: skip
+# What a field needs beside it.
+EXTRA: dict[str, dict[str, Any]] = {
+    "stream_options": {"stream": True},
+    "top_logprobs": {"logprobs": True},
+}
+ROWS = [
+    pytest.param(field, endpoint, id=f"{endpoint}-{field.name}")
+    for field in FIELDS
+    for endpoint in sorted(field.endpoints)
+]
+
+
+def sample_of(field: Field, endpoint: Endpoint) -> Any:
+    if field.name == "logprobs":
+        return 2 if endpoint is Endpoint.COMPLETIONS else True
+    return SAMPLES[field.name]
+
+
+@pytest.mark.parametrize(("field", "endpoint"), ROWS)
+def test_the_field_table_is_true(play: Any, field: Field, endpoint: Endpoint) -> None:
+    async def test(here: Served) -> None:
+        async def ask(**body: Any) -> Any:
+            return await here.ask(endpoint, **body)
+
+        if field.treatment is Treatment.REFUSED:
+            refused = await ask(**{field.name: {"anything": 1}})
+            assert refused.status_code == 400
+            error = refused.json()["error"]
+            assert error["message"].startswith(f"{field.name} is refused: ")
+            assert error.get("param", field.name) == field.name
+            for value in (None, *field.neutral):
+                assert (await ask(**{field.name: value})).status_code == 200
+        elif field.treatment is Treatment.IGNORED:
+            response = await ask(**{field.name: "x"})
+            assert response.status_code == 200
+            assert response.headers["x-octavo-ignored"] == field.name
+        else:
+            sample = sample_of(field, endpoint)
+            response = await ask(**{field.name: sample}, **EXTRA.get(field.name, {}))
+            assert response.status_code == 200, response.text
+
+    play(test)
+
+
+def test_a_field_has_one_row_at_an_endpoint() -> None:
+    pairs = [(field.name, endpoint) for field in FIELDS for endpoint in field.endpoints]
+    assert len(set(pairs)) == len(pairs)
+
+
+@pytest.mark.parametrize("endpoint", sorted(PATHS))
+def test_a_field_that_is_no_row_is_refused(play: Any, endpoint: Endpoint) -> None:
+    async def test(here: Served) -> None:
+        known = {field.name for field in FIELDS if endpoint in field.endpoints}
+        for name in ({field.name for field in FIELDS} - known) | {"temprature"}:
+            refused = await here.ask(endpoint, **{name: None})
+            assert refused.status_code == 400
+            assert f'unknown field "{name}"' in refused.json()["error"]["message"]
+
+    play(test)
