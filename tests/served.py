@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import cache
 from typing import Any
 
 import httpx
@@ -26,6 +27,8 @@ PATHS = {
     Endpoint.COMPLETIONS: COMPLETIONS,
     Endpoint.MESSAGES: "/v1/messages",
     Endpoint.COUNT_TOKENS: "/v1/messages/count_tokens",
+    Endpoint.RESPONSES: "/v1/responses",
+    Endpoint.INPUT_TOKENS: "/v1/responses/input_tokens",
 }
 # The least that an endpoint takes.
 LEAST: dict[Endpoint, dict[str, Any]] = {
@@ -33,7 +36,12 @@ LEAST: dict[Endpoint, dict[str, Any]] = {
     Endpoint.COMPLETIONS: {"prompt": "Hello", "max_tokens": 5, "seed": 1},
     Endpoint.MESSAGES: {"messages": HELLO, "max_tokens": 5, "seed": 1},
     Endpoint.COUNT_TOKENS: {"messages": HELLO},
+    Endpoint.RESPONSES: {"input": "Hello there.", "max_output_tokens": 5, "seed": 1},
+    Endpoint.INPUT_TOKENS: {"input": "Hello there."},
 }
+
+
+table_of = cache(token_table)
 
 
 class Served:
@@ -41,7 +49,7 @@ class Served:
         _, tokenizer, template = text
         options = {"vocab_size": 49152, "num_blocks": 128, "max_model_len": 1024}
         info = make_info(**{key: engine.pop(key, value) for key, value in options.items()})
-        self.grammars = GrammarCompiler(token_table(tokenizer))
+        self.grammars = GrammarCompiler(table_of(tokenizer))
         self.engine = LoopbackEngine(info, grammars=self.grammars, **engine)
         self.client = AsyncEngineClient(self.engine, OutputProcessor(tokenizer), client_epoch=4)
         self.state = ServerState(
@@ -79,6 +87,9 @@ class Served:
 
     async def messages(self, **body: Any) -> httpx.Response:
         return await self.ask(Endpoint.MESSAGES, **body)
+
+    async def respond(self, **body: Any) -> httpx.Response:
+        return await self.ask(Endpoint.RESPONSES, **body)
 
     async def settle(self) -> None:
         """Let the engine say that it is idle."""

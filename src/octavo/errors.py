@@ -4,6 +4,7 @@
     ├── InvalidRequestError      400  the request can never work; names field, value and limit
     │   └── ContextLengthError   400  prompt (plus output) exceeds the model or the pool
     ├── ModelNotFoundError       404  unknown model name
+    ├── ResponseNotFoundError    404  no such response is stored
     ├── OverloadedError          429  a queue is full; retry after a while
     ├── UnavailableError         503  starting, draining or recovering; retry after a while
     ├── DeadlineExceededError    504  the request's deadline passed
@@ -52,6 +53,14 @@ class ModelNotFoundError(OctavoError):
     http_status = 404
     error_type = "invalid_request_error"
     code = "model_not_found"
+
+
+class ResponseNotFoundError(OctavoError):
+    """No such response is stored, for this client."""
+
+    http_status = 404
+    error_type = "invalid_request_error"
+    code = "response_not_found"
 
 
 class OverloadedError(OctavoError):

@@ -84,6 +84,43 @@ def test_completions(client: openai.OpenAI) -> None:
     assert answer.choices[0].logprobs is not None
 
 
+def test_a_response_and_its_stream(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {
+        "model": "gpt-4o", "input": "What is the capital of France?", "max_output_tokens": 24,
+        "temperature": 0,
+    }  # fmt: skip
+    whole = client.responses.create(
+        **options, include=["message.output_text.logprobs"], top_logprobs=2
+    )
+    with client.responses.stream(**options) as stream:
+        text = "".join(e.delta for e in stream if e.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    assert text == whole.output_text == final.output_text != ""
+    assert final.status == whole.status
+    assert whole.usage is not None
+    count = client.responses.input_tokens.count(model="gpt-4o", input=options["input"])
+    assert count.input_tokens == whole.usage.input_tokens
+
+
+def test_a_conversation_of_responses(client: openai.OpenAI) -> None:
+    first = client.responses.create(
+        model="gpt-4o", input="My name is Ada.", temperature=0, max_output_tokens=16
+    )
+    second = client.responses.create(
+        model="gpt-4o", input="What is my name?", previous_response_id=first.id, temperature=0,
+        max_output_tokens=16,
+    )  # fmt: skip
+    assert "Ada" in second.output_text
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+    long = client.responses.create(
+        model="gpt-4o", input="Tell me a tale.", background=True, extra_body={"ignore_eos": True}
+    )
+    assert client.responses.cancel(long.id).status == "cancelled"
+
+
 def test_a_second_request_reads_the_prefix_cache(client: openai.OpenAI) -> None:
     long: list[Any] = [{"role": "user", "content": "Tell me a tale. " * 40}]
     options: dict[str, Any] = {"model": "gpt-4o", "messages": long, "temperature": 0}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from octavo.server import FIELDS, Treatment
 from octavo.server.fields import Endpoint, Field
+from octavo.server.response_store import StoredResponse
+from octavo.server.sampling_fields import LOGPROBS_INCLUDE
 from served import HELLO, PATHS, Served
 
+PREVIOUS = "resp_1"
 SAMPLES: dict[str, Any] = {
     "model": "alias", "messages": HELLO, "prompt": "Hi", "max_tokens": 3, "system": "Be brief.",
     "max_completion_tokens": 5, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "n": 2,
@@ -17,9 +21,11 @@ SAMPLES: dict[str, Any] = {
     "include_stop_str_in_output": True, "skip_special_tokens": False, "seed": -4,
     "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.2,
     "logit_bias": {"5": -100}, "min_tokens": 2, "ignore_eos": True,
-    "response_format": {"type": "json_object"},
-    "structured_outputs": {"choice": ["a", "b"]}, "echo": True, "stream": True,
-    "stream_options": {"include_usage": True}, "top_logprobs": 2,
+    "response_format": {"type": "json_object"}, "structured_outputs": {"choice": ["a", "b"]},
+    "echo": True, "stream": True,
+    "stream_options": {"include_usage": True}, "top_logprobs": 2, "input": HELLO,
+    "instructions": "Be brief.", "previous_response_id": PREVIOUS, "max_output_tokens": 3,
+    "store": False, "background": True, "include": [LOGPROBS_INCLUDE], "metadata": {"a": "b"},
 }  # fmt: skip
 # What a field needs beside it.
 EXTRA: dict[str, dict[str, Any]] = {
@@ -45,6 +51,8 @@ def test_the_field_table_is_true(play: Any, field: Field, endpoint: Endpoint) ->
         async def ask(**body: Any) -> Any:
             return await here.ask(endpoint, **body)
 
+        earlier = StoredResponse(owner=b"", body={"status": "completed"}, messages=HELLO)
+        here.state.responses.put(PREVIOUS, earlier)
         if field.treatment is Treatment.REFUSED:
             refused = await ask(**{field.name: {"anything": 1}})
             assert refused.status_code == 400
@@ -59,8 +67,13 @@ def test_the_field_table_is_true(play: Any, field: Field, endpoint: Endpoint) ->
             assert response.headers["x-octavo-ignored"] == field.name
         else:
             sample = sample_of(field, endpoint)
-            response = await ask(**{field.name: sample}, **EXTRA.get(field.name, {}))
+            extra = EXTRA.get(field.name, {})
+            if (field.name, endpoint) == ("top_logprobs", Endpoint.RESPONSES):
+                extra = {"include": [LOGPROBS_INCLUDE]}
+            response = await ask(**{field.name: sample}, **extra)
             assert response.status_code == 200, response.text
+        while here.client.num_active:  # noqa: ASYNC110 - made in the background
+            await asyncio.sleep(0)
 
     play(test)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from starlette.routing import Route, Router
@@ -18,6 +18,13 @@ from octavo.server.messages_api import count_tokens, messages
 from octavo.server.metrics import CONTENT_TYPE
 from octavo.server.prompts import MAX_PROMPT_IDS, read_chat
 from octavo.server.replies import Exchange, send_bytes, send_json
+from octavo.server.responses_api import (
+    cancel_response,
+    count_input_tokens,
+    create_response,
+    delete_response,
+    get_response,
+)
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody, shown_name
 
@@ -26,37 +33,44 @@ Handler = Callable[[ServerState, Exchange], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A handler as an ASGI application. ``public`` ones need no key."""
+    """Handlers of one path by method, as an ASGI application. ``public`` ones need no key."""
 
     state: ServerState
-    method: str
-    handler: Handler
+    handlers: Mapping[str, Handler]
     public: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Key, method, then the handler."""
         if not self.public:
             self.state.api_keys.check(scope["headers"])
-        if scope["method"] != self.method and (scope["method"], self.method) != ("HEAD", "GET"):
-            raise RejectedError(405, f"this path takes {self.method}", code="method_not_allowed")
-        await self.handler(self.state, Exchange(scope, receive, send))
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        handler = self.handlers.get(method)
+        if handler is None:
+            takes = " or ".join(self.handlers)
+            raise RejectedError(405, f"this path takes {takes}", code="method_not_allowed")
+        await handler(self.state, Exchange(scope, receive, send))
 
 
 def build_app(state: ServerState, *, allowed_hosts: Iterable[str] = ()) -> ASGIApp:
     """The whole application."""
 
     def get(path: str, handler: Handler, *, public: bool = False) -> Route:
-        return Route(path, Endpoint(state, "GET", handler, public))
+        return Route(path, Endpoint(state, {"GET": handler}, public))
 
     def post(path: str, handler: Handler) -> Route:
-        return Route(path, Endpoint(state, "POST", handler))
+        return Route(path, Endpoint(state, {"POST": handler}))
 
+    stored = Endpoint(state, {"GET": get_response, "DELETE": delete_response})
     router = Router(
         routes=[
             post("/v1/chat/completions", chat_completions),
             post("/v1/completions", completions),
             post("/v1/messages", messages),
             post("/v1/messages/count_tokens", count_tokens),
+            post("/v1/responses", create_response),
+            post("/v1/responses/input_tokens", count_input_tokens),
+            post("/v1/responses/{response_id}/cancel", cancel_response),
+            Route("/v1/responses/{response_id}", stored),
             get("/v1/models", _models),
             get("/v1/models/{name:path}", _model),
             post("/tokenize", _tokenize),
@@ -76,7 +90,6 @@ def build_app(state: ServerState, *, allowed_hosts: Iterable[str] = ()) -> ASGIA
 
 # Known elsewhere, not served here: refused by name, with what to use instead.
 _REFUSED_PATHS = {
-    "/v1/responses": "the Responses protocol is not served; use Chat Completions",
     "/v1/embeddings": "embeddings are not served; this server generates text",
     "/v1/score": "scoring is not served; this server generates text",
 }

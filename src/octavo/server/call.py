@@ -41,9 +41,6 @@ class Call:
         return self.requests[0].sampling
 
 
-Parse = Callable[[ServerState, dict[str, object]], Call]
-
-
 class Writer(Framing, Protocol):
     """Renders the answer to one call in the endpoint's shape."""
 
@@ -65,7 +62,9 @@ class OpenAIFraming:
         return event(OPENAI.error(error))
 
 
-async def read_call(state: ServerState, http: Exchange, parse: Parse) -> Call:
+async def read_call(
+    state: ServerState, http: Exchange, parse: Callable[[ServerState, dict[str, object]], _Result]
+) -> _Result:
     """Read and validate; body and parsed values live no longer than this.
 
     Raises:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from octavo.errors import OctavoError
+from octavo.errors import InvalidRequestError, OctavoError
 
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -43,6 +43,10 @@ def _anthropic_error(error: OctavoError, message: str, param: str | None) -> dic
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": None}
 
 
+class AsWrittenError(InvalidRequestError):
+    """Names a field as the client wrote it, which may be another field's name inside."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One protocol.
@@ -58,6 +62,8 @@ class Dialect:
     def error(self, error: OctavoError) -> dict[str, object]:
         """The error's object, in the protocol's shape and with its names."""
         message, param = error.message, error.param
+        if isinstance(error, AsWrittenError):
+            return self.body(error, message, param)
         if param == "prompt":
             param = self.prompt
         for ours, theirs in self.names.items():
@@ -77,8 +83,11 @@ class Dialect:
 
 OPENAI = Dialect(_openai_error)
 ANTHROPIC = Dialect(_anthropic_error, {"stop": "stop_sequences"}, prompt="messages")
+RESPONSES = Dialect(
+    _openai_error, {"max_tokens": "max_output_tokens", "messages": "input"}, prompt="input"
+)
 
-_BY_PREFIX = {"/v1/messages": ANTHROPIC}
+_BY_PREFIX = {"/v1/messages": ANTHROPIC, "/v1/responses": RESPONSES}
 
 
 def dialect_of(path: str) -> Dialect:

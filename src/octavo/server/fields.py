@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from octavo.errors import InvalidRequestError
+from octavo.server.dialects import AsWrittenError
 from octavo.server.typed_body import shown_name
 
 
@@ -22,6 +22,8 @@ class Endpoint(StrEnum):
     COMPLETIONS = "completions"
     MESSAGES = "messages"
     COUNT_TOKENS = "count_tokens"
+    RESPONSES = "responses"
+    INPUT_TOKENS = "input_tokens"
 
 
 class Treatment(StrEnum):
@@ -35,8 +37,10 @@ class Treatment(StrEnum):
 BOTH = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
 MESSAGES = frozenset({Endpoint.MESSAGES})
 ANTHROPIC = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
-TEXT = BOTH | MESSAGES
-ALL = TEXT | ANTHROPIC
+RESPONSES = frozenset({Endpoint.RESPONSES})
+INPUT = frozenset({Endpoint.RESPONSES, Endpoint.INPUT_TOKENS})
+TEXT = BOTH | MESSAGES | RESPONSES
+ALL = TEXT | ANTHROPIC | INPUT
 CHAT = frozenset({Endpoint.CHAT})
 COMPLETIONS = frozenset({Endpoint.COMPLETIONS})
 
@@ -102,6 +106,7 @@ FIELDS = (
     _honoured("ignore_eos", "go on past end-of-text", TEXT),
     _honoured("logprobs", "chat: true or false; completions: number of alternatives"),
     _honoured("top_logprobs", "alternatives per token; needs logprobs", CHAT),
+    _honoured("top_logprobs", "needs include: message.output_text.logprobs", RESPONSES),
     _honoured("echo", "put the prompt before the text (not with logprobs)", COMPLETIONS),
     _honoured(
         "response_format",
@@ -135,8 +140,44 @@ FIELDS = (
         MESSAGES,
     ),
     _honoured("stop_sequences", "a list of strings", MESSAGES),
-    _refused("tools", _TOOLS, CHAT | ANTHROPIC, neutral=([],)),
+    _honoured(
+        "input",
+        "a text, or a list of messages with roles user, assistant, system, developer (means "
+        "system) and a text or text parts, which are joined by line ends",
+        INPUT,
+    ),
+    _honoured("instructions", "a system message before the input, of this response only", INPUT),
+    _honoured("previous_response_id", "a stored response, whose conversation goes on", INPUT),
+    _honoured("max_output_tokens", "limit on generated tokens, 1 or more", RESPONSES),
+    _honoured("store", "false keeps nothing; else it is kept in memory, bounded", RESPONSES),
+    _honoured("background", "answer at once and make the response after; needs store", RESPONSES),
+    _honoured(
+        "include",
+        "message.output_text.logprobs; reasoning.encrypted_content, of which there is none",
+        RESPONSES,
+    ),
+    _honoured("metadata", "at most 16 strings; repeated in the response", RESPONSES),
+    _refused(
+        "text",
+        "format and verbosity are not supported; use structured_outputs",
+        INPUT,
+        neutral=({"format": {"type": "text"}}, {}),
+    ),
+    _refused("truncation", "nothing is cut from a prompt", INPUT, neutral=("disabled",)),
+    _refused("reasoning", "reasoning control is not supported", INPUT, neutral=({},)),
+    _refused("conversation", "use previous_response_id", INPUT),
+    _refused("prompt", "prompt templates are not kept here", RESPONSES),
+    _refused("context_management", "nothing is edited out of a prompt", RESPONSES, neutral=([],)),
+    _refused("moderation", "nothing is moderated", RESPONSES),
+    _refused(
+        "stream_options",
+        "events carry no obfuscation",
+        RESPONSES,
+        neutral=({"include_obfuscation": False}, {}),
+    ),
+    _refused("tools", _TOOLS, CHAT | ANTHROPIC | INPUT, neutral=([],)),
     _refused("tool_choice", _TOOLS, CHAT, neutral=("none",)),
+    _refused("tool_choice", _TOOLS, INPUT, neutral=("none", "auto")),
     _refused("tool_choice", _TOOLS, ANTHROPIC, neutral=({"type": "none"},)),
     _refused("mcp_servers", _TOOLS, ANTHROPIC, neutral=([],)),
     _refused("container", _TOOLS, ANTHROPIC),
@@ -182,18 +223,21 @@ FIELDS = (
     _refused("cache_salt", "cache salts are not supported"),
     _refused("return_token_ids", "token ids are not returned; see /tokenize", neutral=(False,)),
     _refused("store", "nothing is stored", CHAT, neutral=(False,)),
-    _ignored("user", "names the end user"),
-    _ignored("metadata", "free-form labels", TEXT),
+    _ignored("user", "names the end user", BOTH | RESPONSES),
+    _ignored("metadata", "free-form labels", BOTH | MESSAGES),
+    _ignored("prompt_cache_retention", "prefixes are kept while there is room", CHAT | RESPONSES),
+    _ignored("prompt_cache_options", "prefixes are cached without them", CHAT | RESPONSES),
+    _ignored("max_tool_calls", "means nothing without tools", RESPONSES),
     _ignored("cache_control", "prefixes are cached without it; in blocks too", ANTHROPIC),
     _ignored("inference_geo", "there is one place", ANTHROPIC),
     _ignored("speed", "there is one speed", ANTHROPIC),
     _ignored("diagnostics", "about the cache, which changes no text", ANTHROPIC),
     _ignored("user_profile_id", "names the end user", ANTHROPIC),
     _ignored("workspace_id", "names the end user", ANTHROPIC),
-    _ignored("safety_identifier", "names the end user", CHAT),
-    _ignored("prompt_cache_key", "a routing hint; prefixes are found without it", CHAT),
-    _ignored("service_tier", "there is one tier", CHAT | MESSAGES),
-    _ignored("parallel_tool_calls", "means nothing without tools", CHAT),
+    _ignored("safety_identifier", "names the end user", CHAT | RESPONSES),
+    _ignored("prompt_cache_key", "a routing hint; prefixes are found without it", CHAT | RESPONSES),
+    _ignored("service_tier", "there is one tier", CHAT | MESSAGES | RESPONSES),
+    _ignored("parallel_tool_calls", "means nothing without tools", CHAT | INPUT),
 )
 
 _BY_ENDPOINT = {
@@ -214,9 +258,9 @@ def check_fields(body: Mapping[str, object], endpoint: Endpoint) -> list[str]:
         field = table.get(name)
         if field is None:
             shown = shown_name(name)
-            raise InvalidRequestError(f'unknown field "{shown}"', param=shown)
+            raise AsWrittenError(f'unknown field "{shown}"', param=shown)
         if field.treatment is Treatment.REFUSED and not _asks_nothing(field, value):
-            raise InvalidRequestError(f"{name} is refused: {field.note}", param=name)
+            raise AsWrittenError(f"{name} is refused: {field.note}", param=name)
         if field.treatment is Treatment.IGNORED:
             ignored.append(name)
     return ignored

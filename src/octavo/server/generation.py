@@ -33,6 +33,15 @@ class Generation:
         self.disconnected = False
 
     def __enter__(self) -> Generation:
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Submit every request; ``close`` is owed from then on.
+
+        Raises:
+            OctavoError: one is not taken; none runs.
+        """
         try:
             for request in self._requests:
                 stream = self._state.client.submit(request, timeout_s=self._state.request_timeout_s)
@@ -41,9 +50,12 @@ class Generation:
             self._cancel()
             raise
         self._watcher = asyncio.create_task(self._watch())
-        return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel what still runs. Idempotent."""
         if self._watcher is not None:
             self._watcher.cancel()
         self._cancel()

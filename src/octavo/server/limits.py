@@ -33,6 +33,7 @@ from octavo.server.http_protocol import (
 from octavo.server.http_server import KEEP_ALIVE_S
 from octavo.server.json_body import MAX_DEPTH, MAX_STRUCTURE
 from octavo.server.prompts import MAX_MESSAGES, MAX_PROMPT_IDS, MAX_PROMPTS
+from octavo.server.response_store import MAX_BACKGROUND, MAX_RESPONSES, MAX_RESPONSES_BYTES
 from octavo.server.state import REQUEST_TIMEOUT_S
 
 _SCHEDULER = SchedulerConfig()
@@ -57,6 +58,14 @@ RESOURCES = (
     Limit(
         name="request_body_bytes", value=MAX_BODIES_BYTES, unit="bytes of bodies being read",
         beyond="429 and close",
+    ),
+    Limit(
+        name="stored_responses", value=MAX_RESPONSES, unit="responses kept",
+        beyond="the oldest makes room",
+    ),
+    Limit(
+        name="stored_response_bytes", value=MAX_RESPONSES_BYTES, unit="bytes of responses kept",
+        beyond="the oldest makes room",
     ),
     Limit(
         name="journal_requests", value=MAX_JOURNAL_REQUESTS, unit="requests in flight",
@@ -93,6 +102,7 @@ PER_REQUEST = (
     Limit(name="body", value=MAX_BODY_BYTES, unit="bytes", beyond="413 and close"),
     Limit(name="JSON nesting", value=MAX_DEPTH, unit="levels", beyond="400"),
     Limit(name="JSON strings and brackets", value=MAX_STRUCTURE, unit="", beyond="400"),
+    Limit(name="background responses", value=MAX_BACKGROUND, unit="being made", beyond="429"),
     Limit(name="messages", value=MAX_MESSAGES, unit="", beyond="400"),
     Limit(name="prompts in a list", value=MAX_PROMPTS, unit="", beyond="400"),
     Limit(name="token ids in a prompt, or to be made text", value=MAX_PROMPT_IDS, unit="",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from octavo.errors import InvalidRequestError
 from octavo.server.typed_body import TypedBody, is_integer
 from octavo.text import read_messages
@@ -24,7 +26,7 @@ def read_chat(body: TypedBody) -> list[dict[str, str]]:
     return read_messages(messages)
 
 
-def check_message_count(messages: list[object], name: str) -> None:
+def check_message_count(messages: Sequence[object], name: str) -> None:
     """Refuse a conversation that is too long.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from octavo.server.structured import read_grammar
 from octavo.server.typed_body import TypedBody, finite_number
 
 COMPLETIONS_MAX_TOKENS = 16
+LOGPROBS_INCLUDE = "message.output_text.logprobs"
 _NUMBERS = (
     "temperature",
     "top_p",
@@ -48,7 +50,7 @@ def sampling_from_body(
         include_stop_str_in_output=body.boolean("include_stop_str_in_output"),
         skip_special_tokens=body.boolean_or("skip_special_tokens", True),
         grammar=read_grammar(body),
-        logprobs=_chat_logprobs(body) if endpoint is Endpoint.CHAT else body.integer("logprobs"),
+        logprobs=_LOGPROBS[endpoint](body) if endpoint in _LOGPROBS else None,
     )
     validate_sampling_params(params, vocab_size=vocab_size)
     return params
@@ -155,8 +157,30 @@ def _chat_logprobs(body: TypedBody) -> int | None:
         if top is not None:
             raise InvalidRequestError("top_logprobs needs logprobs: true", param="top_logprobs")
         return None
-    if top is not None and not 0 <= top <= MAX_LOGPROBS:
+    return _checked_top(top or 0)
+
+
+def _responses_logprobs(body: TypedBody) -> int | None:
+    top = body.integer("top_logprobs") or 0
+    asked = LOGPROBS_INCLUDE in body.strings("include")
+    if top and not asked:
+        raise InvalidRequestError(
+            f"top_logprobs needs include: {LOGPROBS_INCLUDE}", param="top_logprobs"
+        )
+    return _checked_top(top) if asked else None
+
+
+def _checked_top(top: int) -> int:
+    if not 0 <= top <= MAX_LOGPROBS:
         raise InvalidRequestError(
             f"top_logprobs must be between 0 and {MAX_LOGPROBS}", param="top_logprobs"
         )
-    return top or 0
+    return top
+
+
+# An endpoint that is not here reports none.
+_LOGPROBS: dict[Endpoint, Callable[[TypedBody], int | None]] = {
+    Endpoint.CHAT: _chat_logprobs,
+    Endpoint.COMPLETIONS: lambda body: body.integer("logprobs"),
+    Endpoint.RESPONSES: _responses_logprobs,
+}

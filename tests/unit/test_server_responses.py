@@ -1,0 +1,351 @@
+"""The Responses protocol over a loopback engine: objects, order of events, the store, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from openresponses_types import types as official
+from pydantic import TypeAdapter
+
+from octavo.server.edge import ApiKeys
+from octavo.server.fields import Endpoint
+from octavo.server.response_store import ResponseStore, StoredResponse
+from served import PATHS, Served
+
+RESPONSES = PATHS[Endpoint.RESPONSES]
+RESOURCE = TypeAdapter(official.ResponseResource)
+INCLUDE = {"include": ["message.output_text.logprobs"]}
+
+
+def checked(response: httpx.Response) -> dict[str, Any]:
+    """The body of a response, which is what the published types say."""
+    assert response.status_code == 200, response.text
+    body: dict[str, Any] = response.json()
+    RESOURCE.validate_python(body)
+    return body
+
+
+def text_of(body: dict[str, Any]) -> str:
+    (item,) = body["output"]
+    (part,) = item["content"]
+    text: str = part["text"]
+    return text
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    assert response.headers["content-type"].startswith("text/event-stream")
+    found = []
+    for number, part in enumerate(response.text.strip().split("\n\n")):
+        name, data = part.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+        assert found[-1]["sequence_number"] == number
+    return found
+
+
+def check_error(response: httpx.Response, status: int, param: str | None) -> str:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param
+    message: str = error["message"]
+    return message
+
+
+def test_a_response_and_its_stream_are_one(play: Any) -> None:
+    async def test(here: Served) -> None:
+        whole = checked(await here.respond(max_output_tokens=12, **INCLUDE, top_logprobs=2))
+        assert whole["status"] == "incomplete"
+        assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert whole["usage"]["output_tokens"] == 12
+        assert len(whole["output"][0]["content"][0]["logprobs"]) == 12
+        found = events(
+            await here.respond(max_output_tokens=12, **INCLUDE, top_logprobs=2, stream=True)
+        )
+        kinds = [event["type"].removeprefix("response.") for event in found]
+        assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+        assert kinds[-4:] == [
+            "output_text.done", "content_part.done", "output_item.done", "incomplete",
+        ]  # fmt: skip
+        deltas = found[4:-4]
+        assert {event["type"] for event in deltas} == {"response.output_text.delta"}
+        assert len(deltas) > 1
+        assert "".join(event["delta"] for event in deltas) == text_of(whole)
+        logprobs = [entry for event in deltas for entry in event["logprobs"]]
+        assert logprobs == whole["output"][0]["content"][0]["logprobs"]
+        last = found[-1]["response"]
+        RESOURCE.validate_python(last)
+        same = ("output", "usage", "id", "created_at", "completed_at")
+        assert {k: v for k, v in last.items() if k not in same} == {
+            k: v for k, v in whole.items() if k not in same
+        }
+        assert {event["item_id"] for event in found[3:-2]} == {last["output"][0]["id"]}
+        assert found[-2]["item"] == last["output"][0]
+
+    play(test)
+
+
+def test_it_is_the_chat_of_the_same_messages(play: Any) -> None:
+    """The twin: both protocols ask the engine for the same tokens."""
+
+    async def test(here: Served) -> None:
+        turns = [
+            {"role": "developer", "content": "Be kind."},
+            {"role": "user", "content": "One."},
+            {"role": "assistant", "content": "Two."},
+            {"role": "user", "content": "Three."},
+        ]
+        system = {"role": "system", "content": "Be brief."}
+        chat = (await here.chat(messages=[system, *turns], max_tokens=12)).json()
+        parts = [{"type": "input_text", "text": "One."}]
+        items = [turns[0], {**turns[1], "type": "message", "content": parts}, *turns[2:]]
+        asked = {"input": items, "instructions": "Be brief."}
+        body = checked(await here.respond(**asked, max_output_tokens=12))
+        assert text_of(body) == chat["choices"][0]["message"]["content"]
+        counted = (await here.ask(Endpoint.INPUT_TOKENS, **asked)).json()
+        assert counted["input_tokens"] == chat["usage"]["prompt_tokens"]
+        assert body["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+
+    play(test)
+
+
+def test_a_previous_response_is_continued_without_its_instructions(play: Any) -> None:
+    async def test(here: Served) -> None:
+        first = checked(await here.respond(input="One.", instructions="Be brief."))
+        second = checked(await here.respond(input="Two.", previous_response_id=first["id"], seed=5))
+        third = checked(
+            await here.respond(input="Three.", previous_response_id=second["id"], seed=6)
+        )
+        turns = [
+            {"role": "user", "content": "One."},
+            {"role": "assistant", "content": text_of(first)},
+            {"role": "user", "content": "Two."},
+            {"role": "assistant", "content": text_of(second)},
+            {"role": "user", "content": "Three."},
+        ]
+        alone = (await here.chat(messages=turns, seed=6)).json()
+        assert text_of(third) == alone["choices"][0]["message"]["content"]
+        assert third["previous_response_id"] == second["id"]
+
+    play(test)
+
+
+def test_what_is_stored_can_be_read_and_deleted(play: Any) -> None:
+    async def test(here: Served) -> None:
+        kept = checked(await here.respond(metadata={"a": "b"}, user="me"))
+        path = f"{RESPONSES}/{kept['id']}"
+        assert checked(await here.http.get(path)) == kept
+        assert kept["metadata"] == {"a": "b"}
+        streamed = events(await here.respond(stream=True))[-1]["response"]
+        assert checked(await here.http.get(f"{RESPONSES}/{streamed['id']}")) == streamed
+        assert (await here.http.delete(path)).json()["deleted"] is True
+        check_error(await here.http.get(path), 404, "response_id")
+        check_error(await here.http.delete(path), 404, "response_id")
+        check_error(
+            await here.respond(previous_response_id=kept["id"]), 400, "previous_response_id"
+        )
+        lost = checked(await here.respond(store=False))
+        check_error(await here.http.get(f"{RESPONSES}/{lost['id']}"), 404, "response_id")
+        check_error(await here.http.get(f"{RESPONSES}/{streamed['id']}?stream=true"), 400, "stream")
+
+    play(test)
+
+
+def test_a_key_sees_its_own_responses_only(play: Any) -> None:
+    async def test(here: Served) -> None:
+        here.state.api_keys = ApiKeys(["alpha", "beta"])
+        here.http.headers["authorization"] = "Bearer alpha"
+        kept = checked(await here.respond())
+        path = f"{RESPONSES}/{kept['id']}"
+        here.http.headers["authorization"] = "Bearer beta"
+        for answer in (await here.http.get(path), await here.http.delete(path)):
+            check_error(answer, 404, "response_id")
+        check_error(
+            await here.respond(previous_response_id=kept["id"]), 400, "previous_response_id"
+        )
+        here.http.headers["authorization"] = "Bearer alpha"
+        assert checked(await here.http.get(path)) == kept
+
+    play(test)
+
+
+_RUNS = {"queued", "in_progress"}
+
+
+async def ended(here: Served, path: str) -> dict[str, Any]:
+    while (body := checked(await here.http.get(path)))["status"] in _RUNS:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    return body
+
+
+def test_a_background_response_is_made_after_it_was_promised(play: Any) -> None:
+    async def test(here: Served) -> None:
+        now = checked(await here.respond())
+        queued = checked(await here.respond(background=True))
+        assert queued["status"] == "queued"
+        assert queued["output"] == []
+        check_error(
+            await here.respond(previous_response_id=queued["id"]), 400, "previous_response_id"
+        )
+        body = await ended(here, f"{RESPONSES}/{queued['id']}")
+        assert text_of(body) == text_of(now)
+        assert body["background"] is True
+        again = await here.http.post(f"{RESPONSES}/{queued['id']}/cancel")
+        assert checked(again) == body
+        check_error(await here.http.post(f"{RESPONSES}/{now['id']}/cancel"), 400, "response_id")
+
+    play(test)
+
+
+@pytest.mark.parametrize("verb", ["cancel", "delete"])
+def test_what_runs_in_the_background_can_be_stopped(play: Any, verb: str) -> None:
+    async def test(here: Served) -> None:
+        queued = checked(
+            await here.respond(background=True, max_output_tokens=900, ignore_eos=True)
+        )
+        path = f"{RESPONSES}/{queued['id']}"
+        while not here.engine.engine.requests.states:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        if verb == "cancel":
+            assert checked(await here.http.post(f"{path}/cancel"))["status"] == "cancelled"
+            assert checked(await here.http.get(path))["status"] == "cancelled"
+        else:
+            await here.http.delete(path)
+            check_error(await here.http.get(path), 404, "response_id")
+        while here.engine.engine.requests.states or here.client.num_active:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert len(here.state.responses) == (verb == "cancel")
+
+    play(test, step_s=0.001)
+
+
+def test_a_background_response_that_fails_says_so(play: Any) -> None:
+    async def test(here: Served) -> None:
+        here.state.request_timeout_s = 0.1
+        queued = checked(
+            await here.respond(background=True, max_output_tokens=900, ignore_eos=True)
+        )
+        body = await ended(here, f"{RESPONSES}/{queued['id']}")
+        assert body["status"] == "failed"
+        assert body["error"]["code"] == "server_error"
+        assert "deadline" in body["error"]["message"]
+
+    play(test, step_s=0.01)
+
+
+def test_a_stream_that_fails_ends_with_a_failed_response(play: Any) -> None:
+    async def test(here: Served) -> None:
+        here.state.request_timeout_s = 0.15
+        found = events(await here.respond(stream=True, max_output_tokens=900, ignore_eos=True))
+        last = found[-1]
+        assert last["type"] == "response.failed"
+        RESOURCE.validate_python(last["response"])
+        sent = "".join(event.get("delta", "") for event in found)
+        assert text_of(last["response"]) == sent != ""
+
+    play(test, step_s=0.01)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "named"),
+    [
+        ({"input": None}, "input", "input must be"),
+        ({"input": []}, "input", "input must be"),
+        ({"input": [1]}, "input[0]", "must be an object"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role", "must be one of"),
+        ({"input": [{"role": "user"}]}, "input[0].content", "must be a text"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+         "input[0].content[0]", "only text is read"),
+        ({"input": [{"role": "user", "content": [{"type": [1], "text": "x"}]}]},
+         "input[0].content[0]", "only text is read"),
+        ({"input": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+         "input[0].content[0].text", "must be a string"),
+        ({"input": [{"role": "user", "content": "x", "name": "me"}]}, "input[0].name", "supported"),
+        ({"input": [{"type": "function_call_output"}]}, "input[0]", "function_call_output"),
+        ({"input": [{"type": {}}]}, "input[0]", "not supported"),
+        ({"input": [{"role": "user", "content": "x"}] * 5000}, "input", "the limit is 4096"),
+        ({"input": "word " * 2000}, "input", "the model's context"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be"),
+        ({"max_output_tokens": 5000}, "max_output_tokens", "max_output_tokens is 5000"),
+        ({"top_logprobs": 3}, "top_logprobs", "needs include"),
+        ({**INCLUDE, "top_logprobs": 21}, "top_logprobs", "between 0 and 20"),
+        ({"include": ["file_search_call.results"]}, "include", "file_search_call.results"),
+        ({"metadata": {"a": 1}}, "metadata", "at most 16 strings"),
+        ({"background": True, "store": False}, "background", "needs store: true"),
+        ({"background": True, "stream": True}, "background", "stream: false"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "no such response"),
+        ({"tools": [{"type": "function", "name": "f"}]}, "tools", "tools is refused"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(play: Any, body: Any, param: str, named: str) -> None:
+    async def test(here: Served) -> None:
+        assert named in check_error(await here.respond(**body), 400, param)
+        assert not here.engine.engine.requests.states
+        assert len(here.state.responses) == 0
+
+    play(test)
+
+
+def test_tools_of_other_hosts_are_skipped_and_named(play: Any) -> None:
+    async def test(here: Served) -> None:
+        answer = await here.respond(tools=[{"type": "web_search"}, {"type": "mcp"}])
+        assert checked(answer)["tools"] == []
+        assert answer.headers["x-octavo-ignored"] == "tools.web_search, tools.mcp"
+
+    play(test)
+
+
+# -- the store -----------------------------------------------------------------------------------
+
+
+def entry(text: str = "x", *, running: bool = False) -> StoredResponse:
+    status = "in_progress" if running else "completed"
+    return StoredResponse(
+        owner=b"", body={"status": status}, messages=[{"role": "user", "content": text}]
+    )
+
+
+def test_the_oldest_make_room_and_the_sum_holds() -> None:
+    store = ResponseStore(max_responses=3, max_bytes=4000)
+    for number in range(5):
+        store.put(str(number), entry())
+    assert [name for name in "01234" if present(store, name)] == ["2", "3", "4"]
+    store.put("2", entry("y" * 10))
+    store.put("5", entry())
+    assert [name for name in "012345" if present(store, name)] == ["2", "4", "5"]
+    store.put("6", entry("z" * 900))
+    assert store.num_bytes == sum(
+        store.get(n, b"").num_bytes for n in "0123456" if present(store, n)
+    )
+    assert store.num_bytes <= 4000
+    for name in "0123456":
+        if present(store, name):
+            store.delete(name, b"")
+    assert (len(store), store.num_bytes) == (0, 0)
+
+
+def present(store: ResponseStore, name: str) -> bool:
+    try:
+        store.get(name, b"")
+    except Exception:
+        return False
+    return True
+
+
+def test_what_runs_stays_and_is_bounded() -> None:
+    from octavo.errors import OverloadedError
+    from octavo.server.response_store import MAX_BACKGROUND
+
+    store = ResponseStore(max_responses=2)
+    for number in range(MAX_BACKGROUND):
+        store.put(str(number), entry(running=True))
+    assert len(store) == MAX_BACKGROUND
+    with pytest.raises(OverloadedError, match="background"):
+        store.put("more", entry(running=True))
+    store.put("0", entry())
+    assert not present(store, "0")
+    store.put("more", entry(running=True))
