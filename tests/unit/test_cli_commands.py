@@ -63,6 +63,7 @@ def test_help_names_every_command_and_option_is_documented() -> None:
         "list",
         "rm",
         "bench",
+        "kv",
         "doctor",
         "version",
     }

@@ -241,7 +241,8 @@ def test_control_is_answered() -> None:
     room.say(Control(client_epoch=1, call_id=3, verb="kv"))
     room.say(Control(client_epoch=1, call_id=4, verb="nonsense"))
     kv, nonsense = room.got(ControlReply)
-    assert (kv.call_id, kv.body["block_size"]) == (3, 16)
+    assert (kv.call_id, kv.body["snapshot"]["block_size"]) == (3, 16)
+    assert kv.body["snapshot_s"] > 0
     assert (nonsense.call_id, nonsense.body) == (4, {"error": "unknown verb nonsense"})
 
 

@@ -256,7 +256,7 @@ def test_stats_and_dumps() -> None:
     assert ledger.shared > 0
     assert ledger.accounted == ledger.pool
     dump = driver.core.debug_kv()
-    assert set(dump["groups"][0]["tables"]) == {"r/0", "r/1"}
+    assert set(dump.groups[0].tables) == {"r/0", "r/1"}
     requests = driver.core.debug_requests()
     assert requests["late"]["branches"][0]["status"] == "waiting"
     assert requests["r"]["branches"][1]["num_output_tokens"] == 1

@@ -14,6 +14,7 @@ from octavo import __version__
 from octavo.bench import add_arguments as add_bench_arguments
 from octavo.cli.options import (
     add_engine_options,
+    add_kv_options,
     add_model_argument,
     add_sampling_options,
     add_server_options,
@@ -120,6 +121,10 @@ def build_parser() -> argparse.ArgumentParser:
     add_bench_arguments(bench, add_engine_options=_add_model_and_engine)
     bench.set_defaults(command=_bench)
 
+    kv = commands.add_parser("kv", help="show who owns which KV block of a running server")
+    add_kv_options(kv)
+    kv.set_defaults(command=_kv)
+
     doctor = commands.add_parser("doctor", help="examine this machine and name the next step")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.set_defaults(command=_doctor)
@@ -169,6 +174,12 @@ def _bench(arguments: argparse.Namespace) -> int:
     from octavo.cli.options import engine_config
 
     return run(arguments, engine_config)
+
+
+def _kv(arguments: argparse.Namespace) -> int:
+    from octavo.cli.kv import kv
+
+    return kv(arguments)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

@@ -158,6 +158,20 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_kv_options(parser: argparse.ArgumentParser) -> None:
+    """Which server's pool is shown, and how."""
+    parser.add_argument(
+        "--url", default=f"http://{DEFAULT_HOST}:{DEFAULT_PORT}", help="default: %(default)s"
+    )
+    parser.add_argument("--api-key", default="", help="also: OCTAVO_API_KEY")
+    parser.add_argument("--once", action="store_true", help="print one view and end")
+    parser.add_argument("--json", action="store_true", help="print /debug/kv as it comes and end")
+    parser.add_argument(
+        "--interval", type=positive_seconds, default=1.0, metavar="SECONDS",
+        help="time between two views (default: %(default)s)",
+    )  # fmt: skip
+
+
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """What concerns one answer."""
     group = parser.add_argument_group("sampling")

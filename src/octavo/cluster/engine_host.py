@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from octavo.cluster.messages import Stats
@@ -47,7 +48,11 @@ class EngineHost:
         core = self._core
         match verb:
             case "kv":
-                return core.debug_kv()
+                started = time.perf_counter()
+                snapshot = core.debug_kv()
+                # What the snapshot kept the engine from its next step.
+                spent = time.perf_counter() - started
+                return {"snapshot": snapshot, "snapshot_s": spent}
             case "requests":
                 return core.debug_requests()
             case "invariants":

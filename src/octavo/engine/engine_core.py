@@ -13,7 +13,7 @@ from octavo.core.grammar import GrammarReady, GrammarSource
 from octavo.core.request import Abort, BranchOutput, Event, FinishReason, StopBranch, Submit
 from octavo.core.runner import Runner
 from octavo.core.step import StepResult
-from octavo.engine.dump import describe_kv, describe_requests
+from octavo.engine.dump import KVSnapshot, describe_requests, snapshot_kv
 from octavo.engine.grammar_gate import GrammarGate
 from octavo.engine.invariants import (
     check_engine,
@@ -52,6 +52,8 @@ class EngineCore:
         self.progress = 0
         self.last_fault: BaseException | None = None
         self.violations: list[str] = []
+        # As the step in flight, or else the last one, holds the pool.
+        self.step_ledger = Ledger()
         self._runner = runner
         self._info = runner.info
         self._config = scheduler_config
@@ -97,6 +99,8 @@ class EngineCore:
     def _execute(self, step: ScheduledStep) -> StepResult | None:
         """Run the plan; None when the runner failed and the step's requests were dropped."""
         self._step_id = step.plan.step_id
+        self.step_ledger = take_ledger(self.kv)
+        self._report(self.step_ledger.violations())
         if self._is_check_due():
             self._report(check_step(self.kv, step))
         try:
@@ -331,10 +335,9 @@ class EngineCore:
         }
         gauges = {f"kv_bytes_{name}": float(value) for name, value in ledger.as_dict().items()}
         gauges["orphan_blocks"] = gauges.pop("kv_bytes_orphan_blocks")
-        held = ledger.pool - ledger.free - ledger.promised - ledger.cached_cold
-        gauges["kv_usage"] = held / ledger.pool
         recomputed = scheduler.counters.recomputed_tokens
         gauges["recompute_tax"] = recomputed / max(1, self.counters.computed_tokens)
+        gauges["kv_usage"] = (ledger.held + ledger.draining) / ledger.pool
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting) + self.gate.num_held,
@@ -346,9 +349,9 @@ class EngineCore:
         """Where every byte of the pool is."""
         return take_ledger(self.kv)
 
-    def debug_kv(self) -> dict[str, object]:
-        """Every block's state and holders, as plain values."""
-        return describe_kv(self.kv, self.requests.states)
+    def debug_kv(self) -> KVSnapshot:
+        """Every block's state and holders, copied between two steps."""
+        return snapshot_kv(self.kv, self.requests.states)
 
     def debug_requests(self) -> dict[str, object]:
         """Every live request and its branches, as plain values (no token ids)."""

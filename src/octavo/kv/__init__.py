@@ -3,17 +3,19 @@
 ``KVCacheManager`` is the door; ``BlockPool`` is private to this package.
 """
 
-from octavo.kv.block_table import BlockTable, SequenceKV
+from octavo.kv.block_table import Account, BlockTable, SequenceKV
 from octavo.kv.invariants import check_copies, check_kv, check_writes
 from octavo.kv.kv_cache_manager import KVCacheManager
 from octavo.kv.kv_state import PrefixHit
-from octavo.kv.ledger import Ledger, take_ledger
+from octavo.kv.ledger import Holding, Ledger, take_ledger
 from octavo.kv.prefix_index import PrefixIndex
 from octavo.kv.prefix_key import PrefixKey
 from octavo.kv.reservation import StepReservation
 
 __all__ = [
+    "Account",
     "BlockTable",
+    "Holding",
     "KVCacheManager",
     "Ledger",
     "PrefixHit",

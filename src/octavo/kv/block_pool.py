@@ -36,6 +36,10 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.refs = [0] * num_blocks
         self.leases = [0] * num_blocks
+        # One byte per block: 1 where more than one table or pin holds it; and how often somebody
+        # began or ceased to hold such a block.
+        self.shared = bytearray(num_blocks)
+        self.num_sharing_changes = 0
         self.num_draining = 0
         self.num_evicted = 0
         self._on_evict = on_evict
@@ -121,6 +125,9 @@ class BlockPool:
                 self.leases[block] += 1
                 if self.refs[block] == 1:
                     self.num_draining += 1
+            elif self.refs[block] - self.leases[block] > 1:
+                self.shared[block] = 1
+                self.num_sharing_changes += 1
 
     def release(self, owner: int, blocks: Iterable[int]) -> None:
         """``owner`` lets go of ``blocks``; those it does not hold are left alone (idempotent)."""
@@ -135,6 +142,9 @@ class BlockPool:
             self.refs[block] -= 1
             if kind is OwnerKind.LEASE:
                 self.leases[block] -= 1
+            elif self.shared[block]:
+                self.shared[block] = self.refs[block] - self.leases[block] > 1
+                self.num_sharing_changes += 1
             is_draining = self.refs[block] == self.leases[block] and self.refs[block] > 0
             self.num_draining += is_draining - was_draining
             if self.refs[block] == 0:

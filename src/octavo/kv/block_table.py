@@ -9,12 +9,22 @@ Entry i of ``blocks`` covers positions (first_block + i) · P … + P.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from octavo.core.step import TableUpdate
 
 if TYPE_CHECKING:
     from octavo.kv.prefix_index import Node
+
+
+class Account(NamedTuple):
+    """Who is charged for a sequence's blocks: one request of one tenant."""
+
+    tenant: str
+    request_id: str
+
+
+NOBODY = Account("", "")
 
 
 class BlockTable:
@@ -80,10 +90,11 @@ class SequenceKV:
     the provisional ones of the step in flight. ``node`` is the last published block's index node.
     Up to ``writable_until`` tokens it can grow in place: its tables have the blocks, the tails are
     its own. ``target_tokens`` and ``spare_branches`` say what growth is promised (see
-    ``kv.promises``).
+    ``kv.promises``). ``account`` is charged for all of it in the ledger.
     """
 
     __slots__ = (
+        "account",
         "cow_due",
         "digest",
         "node",
@@ -99,7 +110,10 @@ class SequenceKV:
         "writable_until",
     )
 
-    def __init__(self, digest: bytes, tables: list[BlockTable], *, publishing: bool) -> None:
+    def __init__(
+        self, digest: bytes, tables: list[BlockTable], *, account: Account, publishing: bool
+    ) -> None:
+        self.account = account
         self.digest = digest
         self.tables = tables
         self.num_computed = 0

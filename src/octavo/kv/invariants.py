@@ -31,12 +31,7 @@ def check_kv(kv: KVState) -> list[str]:
         found += _tables(kv, group)
         found += _index(kv, group, nodes)
         found += _promises(kv, group)
-    ledger = take_ledger(kv)
-    if ledger.accounted != ledger.pool:
-        found.append(f"I10: the ledger sums to {ledger.accounted} of {ledger.pool} bytes")
-    if ledger.orphan_blocks:
-        found.append(f"I10: {ledger.orphan_blocks} blocks are in no state, or in two")
-    return found
+    return found + take_ledger(kv).violations()
 
 
 def _blocks(kv: KVState, group: int) -> Iterator[str]:
@@ -53,6 +48,9 @@ def _blocks(kv: KVState, group: int) -> Iterator[str]:
         yield f"I2: group {group}: a ref_count differs from its owners"
     if _counts(leased, pool.num_blocks) != pool.leases:
         yield f"I2: group {group}: a lease count differs from its owners"
+    shared = {block for block, count in held.items() if count - leased[block] > 1}
+    if set(compress(range(pool.num_blocks), pool.shared)) != shared:
+        yield f"I2: group {group}: a block's mark of being shared differs from its owners"
     if sum(held[block] == count for block, count in leased.items()) != pool.num_draining:
         yield f"I1: group {group}: the number of draining blocks is wrong"
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from octavo.kv.block_pool import OwnerKind
-from octavo.kv.block_table import BlockTable, SequenceKV
+from octavo.kv.block_table import NOBODY, Account, BlockTable, SequenceKV
 from octavo.kv.kv_state import KVState, PrefixHit
 from octavo.kv.prefix_index import ABSENT, Match, Node
 from octavo.kv.reservation import StepReservation
@@ -22,10 +22,10 @@ class KVCacheManager(KVState):
 
     # -- sequences ---------------------------------------------------------------------------
 
-    def new_sequence(self, digest: bytes) -> SequenceKV:
+    def new_sequence(self, digest: bytes, account: Account = NOBODY) -> SequenceKV:
         """A sequence that holds nothing. ``digest`` names its root in the prefix index."""
         tables = [BlockTable(pool.open(OwnerKind.TABLE)) for pool in self.pools]
-        seq = SequenceKV(digest, tables, publishing=self._prefix_cache)
+        seq = SequenceKV(digest, tables, account=account, publishing=self._prefix_cache)
         self.sequences[seq] = None
         return seq
 
@@ -35,7 +35,7 @@ class KVCacheManager(KVState):
         It takes over one of the parent's spare branches, if any were promised.
         """
         assert parent.num_reserved == parent.num_computed, "I8: forking provisional tokens"
-        child = self.new_sequence(parent.digest)
+        child = self.new_sequence(parent.digest, parent.account)
         for pool, mine, theirs in zip(self.pools, child.tables, parent.tables, strict=True):
             pool.share(mine.owner, theirs.blocks)
             mine.blocks = list(theirs.blocks)

@@ -10,6 +10,7 @@ from octavo.kv.block_pool import BlockPool, OwnerKind
 from octavo.kv.block_table import SequenceKV
 from octavo.kv.prefix_index import Node, PrefixIndex
 from octavo.kv.promises import Promises
+from octavo.kv.sharing import Sharing, count_sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class KVState:
         self.num_partial_hits = 0
         # Per group: lease token → block → how many of its leading slots the reader may read.
         self.lease_fills: list[dict[int, dict[int, int]]] = [{} for _ in windows]
+        self._sharings: list[Sharing | None] = [None] * len(windows)
         self._prefix_cache = prefix_cache
         self._has_windows = any(window is not None for window in windows)
         self._step_leases: list[int | None] = [None] * len(windows)
@@ -105,6 +107,14 @@ class KVState:
         """Remove one block from the prefix index; if nobody holds it, it becomes free."""
         self.index.forget_block(group, block)
         self.pools[group].unmark_indexed(block)
+
+    def sharing(self, group: int) -> Sharing:
+        """What the group's tables share now, counted again only if that has changed."""
+        known, pool = self._sharings[group], self.pools[group]
+        if known is None or known.version != pool.num_sharing_changes:
+            known = count_sharing(pool, self.sequences, group=group, size=self.block_size)
+            self._sharings[group] = known
+        return known
 
     def shed_promises(self) -> None:
         """Make promises fit what is available (needed only under policies that underestimate)."""

@@ -280,7 +280,7 @@ class Scheduler:
 
     def _admit(self, draft: _Draft, seq: Sequence, hit: PrefixHit | None) -> bool:
         """Reserve a chunk and promise growth, or leave ``seq`` waiting."""
-        kv = self._kv.new_sequence(seq.state.digest)
+        kv = self._kv.new_sequence(seq.state.digest, seq.state.account)
         demand = self._kv.promises.demand(*self._promise(seq))
         while True:
             num_cached = hit.length if hit else 0

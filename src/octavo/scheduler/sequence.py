@@ -10,7 +10,7 @@ from enum import IntEnum
 from octavo.core.grammar import GrammarState
 from octavo.core.request import Submit
 from octavo.core.step import SlotState
-from octavo.kv import SequenceKV
+from octavo.kv import Account, SequenceKV
 from octavo.scheduler.guess import Guess
 
 # (step at which it is due, arrival, branch)
@@ -40,6 +40,7 @@ class RequestState:
     """
 
     __slots__ = (
+        "account",
         "branches",
         "digest",
         "due",
@@ -61,6 +62,7 @@ class RequestState:
         eos = () if sampling.ignore_eos else request.eos_token_ids
         self.request = request
         self.submit = submit
+        self.account = Account(request.tenant, request.request_id)
         self.epoch = submit.epoch
         self.resumed = submit.resumes
         self.order = order

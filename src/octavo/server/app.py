@@ -14,10 +14,11 @@ from octavo.server.chat import chat_completions
 from octavo.server.completions import completions
 from octavo.server.edge import Edge, RejectedError
 from octavo.server.json_body import parse_json_object
+from octavo.server.kv_page import kv_page
 from octavo.server.messages_api import count_tokens, messages
 from octavo.server.metrics import CONTENT_TYPE
 from octavo.server.prompts import MAX_PROMPT_IDS, read_chat
-from octavo.server.replies import Exchange, send_bytes, send_json
+from octavo.server.replies import Exchange, send_bytes, send_json, send_pieces
 from octavo.server.responses_api import (
     cancel_response,
     count_input_tokens,
@@ -208,7 +209,7 @@ async def _metrics(state: ServerState, http: Exchange) -> None:
 
 
 async def _debug_kv(state: ServerState, http: Exchange) -> None:
-    await send_json(http.send, await state.client.control("kv"))
+    await send_pieces(http.send, kv_page(await state.client.control("kv")))
 
 
 async def _debug_requests(state: ServerState, http: Exchange) -> None:

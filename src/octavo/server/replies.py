@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -76,6 +77,17 @@ async def send_bytes(
         }
     )
     await send({"type": "http.response.body", "body": body})
+
+
+async def send_pieces(send: Send, pieces: Iterable[bytes]) -> None:
+    """A JSON response sent piece by piece; the next one is made when the last one has gone."""
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    for piece in pieces:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+        # Sending may not have to wait; the other streams get their turn all the same.
+        await asyncio.sleep(0)
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def send_error(

@@ -29,9 +29,11 @@ from octavo.kv.block_pool import BlockPool
 from octavo.kv.prefix_index import Node
 from octavo.testing.fake_runner import FakeRunner, make_info
 from octavo.testing.journal import JournalEntry, SimulationError
+from octavo.testing.recount import recount
 
 BLOCK_SIZES = (1, 2, 3, 8, 16, 32)
 EPISODE_STEPS = 500
+RECOUNT_EVERY_N_STEPS = 32
 MAX_PROMPT = 40
 MAX_OUTPUT = 24
 
@@ -184,6 +186,8 @@ class Episode:
         violations = core.violations if may_idle else core.check_invariants()
         if violations:
             raise SimulationError("; ".join(violations))
+        if self.events["steps"] % RECOUNT_EVERY_N_STEPS == 0 and core.ledger() != recount(core.kv):
+            raise SimulationError("I10: the ledger differs from the recount block by block")
         for flaky in self.flaky:
             self.events["refused allocations"] += flaky.num_refused
             flaky.num_refused = 0
