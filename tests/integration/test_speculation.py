@@ -21,7 +21,7 @@ CODE = """def area(shape):
     raise ValueError(shape.kind)
 """
 PROMPTS = [
-    f"Repeat this text word for word.\n\n{CODE}\n\nThe same text again:\n\n{CODE[:60]}",
+    f"Here is the code twice.\n\n{CODE}\n\n{CODE[:60]}",
     "one two three four one two three four one two three",
     "Here is a list of names: Anna, Bert, Carl, Dora. The same list: Anna,",
     "The history of the lighthouse begins with fires on hilltops.",
@@ -48,17 +48,17 @@ def requests(llm: LLM) -> list[tuple[list[int], SamplingParams]]:
     """Texts that repeat themselves, greedy and seeded, plain and with everything that has state."""
     newline = llm.tokenizer.encode("\n")[0]
     kinds = [
-        SamplingParams(temperature=0.0, max_tokens=48, logprobs=2, seed=1),
-        SamplingParams(temperature=0.4, top_p=0.9, max_tokens=40, logprobs=1, seed=2, n=2),
+        SamplingParams(temperature=0.0, max_tokens=30, logprobs=2, seed=1),
+        SamplingParams(temperature=0.4, top_p=0.9, max_tokens=24, logprobs=1, seed=2, n=2),
         SamplingParams(
             temperature=0.5, presence_penalty=0.1, frequency_penalty=0.05, repetition_penalty=1.02,
-            max_tokens=40, logprobs=1, seed=3,
+            max_tokens=24, logprobs=1, seed=3,
         ),
         SamplingParams(
-            temperature=0.3, min_tokens=30, logit_bias=((newline, 3.0),), max_tokens=44,
+            temperature=0.3, min_tokens=20, logit_bias=((newline, 3.0),), max_tokens=30,
             stop_token_ids=(newline,), logprobs=0, seed=4,
         ),
-        SamplingParams(temperature=0.0, min_p=0.1, max_tokens=30, stop=("four one",), logprobs=0),
+        SamplingParams(temperature=0.0, min_p=0.1, max_tokens=24, stop=("four one",), logprobs=0),
     ]  # fmt: skip
     prompts = [llm.tokenizer.encode(text) for text in PROMPTS]
     return [(prompt, kind) for prompt in prompts for kind in kinds]
@@ -94,8 +94,8 @@ def assert_both_happened(counters: dict[str, int]) -> None:
 @pytest.mark.parametrize("speculate", ["ngram", "suffix"])
 def test_on_equals_off(smollm2_path: Path, plain: dict[int, Answer], speculate: str) -> None:
     with make(smollm2_path, speculate) as llm:
-        one_by_one = {i: run(llm, [i])[i] for i in plain}
-        assert one_by_one == plain
+        one_by_one = {i: run(llm, [i])[i] for i in (0, 6, 12)}
+        assert one_by_one == {i: plain[i] for i in one_by_one}
         assert_both_happened(llm.stats().counters)
         llm.engine.reset_prefix_cache()
         order = random.Random(3).sample(sorted(plain), len(plain))

@@ -17,6 +17,7 @@ KINDS = (
     "duplicate submits",
     "ended cancelled", "ended context_length_exceeded", "ended deadline_exceeded",
     "ended engine_error", "ended length", "ended overloaded", "ended stop", "evicted_blocks",
+    "draft_tokens", "draft_tokens_accepted",
     "failed rows", "forced evictions", "forced preemptions", "forks", "lease ends", "leases",
     "mixed_steps", "partial_hits", "preemptions", "prefix_hit_tokens", "priority -1",
     "priority 0", "priority 1", "promises_shed",

@@ -9,8 +9,10 @@ import pytest
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core import Abort, FinishReason, RowResult, SamplingParams, StepResult, StopBranch
+from octavo.core.grammar import Grammar
 from octavo.errors import EngineError
 from octavo.testing import EngineDriver, clairvoyant, make_info, make_request
+from octavo.testing.toy_grammar import ToyGrammars
 
 PROMPT = list(range(20, 57))
 
@@ -269,4 +271,40 @@ def test_many_at_random() -> None:
         driver.step()
     driver.run()
     driver.verify()
+    assert 0 < driver.counters["draft_tokens_accepted"] < driver.counters["draft_tokens"]
+
+
+def grammar_answers(propose) -> tuple[list[list[int]], EngineDriver]:
+    """Fourteen places, each for a third of the vocabulary; then the text is complete."""
+    info = make_info(block_size=4, vocab_size=60)
+    places = [" ".join(str(t) for t in range(60) if t % 3 == i % 3) for i in range(14)]
+    grammar = Grammar(kind="choice", choices=tuple(places))
+    grammars = ToyGrammars(info.vocab_size)
+    driver = EngineDriver(info, SchedulerConfig(speculate="ngram"), grammars=grammars)
+    driver.core.scheduler.speculation.propose = propose
+    driver.core.handle(grammars.finish(grammar), 0.0)
+    entry = submit(driver, n=2, grammar=grammar)
+    submit(driver, "free", PROMPT[::-1])
+    driver.run()
+    return entry.delivered, driver
+
+
+@pytest.mark.parametrize("wrong_by", [0, 1, 3])
+def test_a_grammar_binds_every_draft(wrong_by: int) -> None:
+    """Wrong drafts: one that the grammar refuses, and one that it allows."""
+    plain, _ = grammar_answers(None)
+    assert [len(tokens) for tokens in plain] == [14, 14]
+    rng = Random(3)
+
+    def propose(guess, seq, limit):
+        guess.chance = 1023
+        drafts = [*plain[seq.branch], *range(9)][seq.num_output :][:limit]
+        drafts[rng.randrange(len(drafts))] += wrong_by
+        return [draft % 60 for draft in drafts] if seq.grammar is not None else []
+
+    drafted, driver = grammar_answers(propose)
+    assert drafted == plain
+    assert {entry.ended[0] for entry in driver.entries.values()} == {
+        FinishReason.STOP, FinishReason.LENGTH,
+    }  # fmt: skip
     assert 0 < driver.counters["draft_tokens_accepted"] < driver.counters["draft_tokens"]

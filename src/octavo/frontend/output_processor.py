@@ -51,6 +51,8 @@ class _Open:
     texts: list[TextStream]
     completion_tokens: int = 0
     cached_tokens: int = 0
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
 
 
 def draw_seed() -> int:
@@ -151,6 +153,10 @@ class OutputProcessor:
         token_ids = output.token_ids[:num_tokens]
         self.journal.record(output.request_id, output.branch, token_ids)
         state.completion_tokens += len(token_ids)
+        # A stop string may have cut off tokens that the engine had accepted.
+        accepted = min(output.num_accepted, len(token_ids))
+        state.accepted_tokens += accepted
+        state.rejected_tokens += output.num_drafts - accepted
         reason = output.finish_reason
         stop_reason: str | int | None = output.stop_token_id if reason is not None else None
         if stop is not None:
@@ -197,6 +203,8 @@ class OutputProcessor:
                 prompt_tokens=len(request.prompt_token_ids),
                 completion_tokens=state.completion_tokens,
                 cached_tokens=state.cached_tokens,
+                accepted_tokens=state.accepted_tokens,
+                rejected_tokens=state.rejected_tokens,
             ),
             finished=state.entry.finished,
         )

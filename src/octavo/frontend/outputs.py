@@ -10,11 +10,16 @@ from octavo.core.request import FinishReason, TokenLogprobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts so far, over all branches. ``cached_tokens`` were read from the prefix cache."""
+    """Token counts so far, over all branches. ``cached_tokens`` were read from the prefix cache.
+
+    ``accepted_tokens`` and ``rejected_tokens`` count the drafts that were verified.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

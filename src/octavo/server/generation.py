@@ -79,6 +79,8 @@ class Generation:
             prompt_tokens=sum(part.prompt_tokens for part in parts),
             completion_tokens=sum(part.completion_tokens for part in parts),
             cached_tokens=sum(part.cached_tokens for part in parts),
+            accepted_tokens=sum(part.accepted_tokens for part in parts),
+            rejected_tokens=sum(part.rejected_tokens for part in parts),
         )
 
     async def outputs(self) -> AsyncGenerator[Item, None]:

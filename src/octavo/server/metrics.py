@@ -31,7 +31,11 @@ _ALIASES = {
     "prefix_hit_tokens": "vllm:prefix_cache_hits",
     "cow_copies": "octavo_cow_copies",
     "recomputed_tokens": "octavo_recomputed_tokens",
+    "draft_rows": "vllm:spec_decode_num_drafts",
+    "draft_tokens": "vllm:spec_decode_num_draft_tokens",
+    "draft_tokens_accepted": "vllm:spec_decode_num_accepted_tokens",
 }
+_ACCEPTED_AT = "draft_tokens_accepted_at_"
 
 
 class EngineCollector(Collector):
@@ -104,10 +108,20 @@ class EngineCollector(Collector):
         yield kv_bytes
 
     def _totals(self) -> Iterator[Metric]:
+        per_position = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "accepted drafts by their place in the draft",
+            labels=["model_name", "position"],
+        )
         for name, value in sorted(self._client.counters.totals().items()):
+            if name.startswith(_ACCEPTED_AT):
+                position = name.removeprefix(_ACCEPTED_AT)
+                per_position.add_metric([self._model, position], value)
+                continue
             yield self._counter(f"octavo_engine_{name}", "engine counter", value)
             if name in _ALIASES:
                 yield self._counter(_ALIASES[name], "engine counter", value)
+        yield per_position
 
     def _facts(self) -> Iterator[Metric]:
         welcome = self._client.welcome

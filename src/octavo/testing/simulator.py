@@ -4,9 +4,9 @@
 
 A virtual clock, a fake runner that reads its answers back out of its KV, and a random stream of
 arrivals, aborts, stopped branches, refused allocations, forced preemptions and evictions, reader
-leases, runner faults, spoiled KV, repeated messages and crashes with resubmission. Every invariant
-is checked on every step and every ended branch is compared with the request run alone. The same
-seed gives the same run; a step is counted only if it computed a token.
+leases, runner faults, spoiled KV, drafts right and wrong, repeated messages and crashes with
+resubmission. Every invariant is checked on every step and every ended branch is compared with the
+request run alone. The same seed gives the same run; a step is counted only if it computed a token.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.engine import EngineCore
 from octavo.kv.block_pool import BlockPool
 from octavo.kv.prefix_index import Node
+from octavo.testing.clairvoyant import clairvoyant
 from octavo.testing.fake_runner import FakeRunner, make_info
 from octavo.testing.journal import JournalEntry, SimulationError
 from octavo.testing.recount import recount
@@ -72,6 +73,8 @@ def draw_scenario(rng: Random) -> Scenario:
         max_num_seqs=rng.choice([6, 8, 16]),
         max_waiting=rng.choice([10, 64]),
         policy=rng.choice(["reserve", "estimate", "optimistic", "optimistic"]),
+        speculate=rng.choice(["off", "ngram", "suffix"]),
+        num_draft_tokens=rng.choice([1, 3, 7]),
         check_every_n_steps=1,
     )
     shares = rng.random() < 0.85
@@ -126,6 +129,10 @@ class Episode:
         self.flaky = [FlakyAllocation(pool) for pool in self.core.kv.pools]
         for pool, flaky in zip(self.core.kv.pools, self.flaky, strict=True):
             pool.allocate = flaky  # type: ignore[method-assign]
+        if self.scenario.scheduler.speculate == "ngram":
+            # What the fake runner says never repeats itself: these drafts are right for a while.
+            propose = clairvoyant(self.scenario.info, partial(self.rng.randrange, 6))
+            self.core.scheduler.speculation.propose = propose
         self.leases.clear()
 
     # -- the run -----------------------------------------------------------------------------
@@ -219,7 +226,8 @@ class Episode:
         if self.scenario.never_preempts and broken:
             raise SimulationError("a reserving policy preempted for want of blocks")
         for name in ("preemptions", "forks", "cow_copies", "partial_hits", "prefix_hit_tokens",
-                     "evicted_blocks", "promises_shed", "twin_waits", "mixed_steps"):  # fmt: skip
+                     "evicted_blocks", "promises_shed", "twin_waits", "mixed_steps",
+                     "draft_tokens", "draft_tokens_accepted"):  # fmt: skip
             self.events[name] += counters[name]
 
     # -- what happens to it ------------------------------------------------------------------
