@@ -52,7 +52,7 @@ class ToolParser:
             self._after |= {"```": self._text, "{": self._head}
         if family.joint.strip():
             self._after[family.joint.strip()] = self._head
-        self._state = self._text if self._begin else self._start
+        self._state: Callable[[str], None] = self._text if self._begin else self._start
         # What has been read and not been given out: the begin of a tag, of a call, of an end.
         self._held = ""
         self._opening = ""
