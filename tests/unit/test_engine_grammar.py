@@ -117,7 +117,7 @@ def test_an_engine_without_a_compiler_says_so() -> None:
 
 
 def test_a_grammar_that_can_go_no_further_fails_its_request_alone() -> None:
-    dead = Grammar(kind="choice", choices=("3 4", ""), field="response_format")
+    dead = Grammar(kind="choice", choices=("3 4", " "), field="response_format")
     driver, grammars = driver_of()
     driver.submit(make_request("r", PROMPT, sampling=sampling(grammar=dead)))
     driver.submit(make_request("free", PROMPT[:9]))
