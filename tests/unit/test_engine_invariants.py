@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from octavo.core import BranchOutput, SamplingParams
+from octavo.kv import check_fits
 from octavo.kv.block_pool import OwnerKind
 from octavo.scheduler import Status
 from octavo.testing import EngineDriver, SimulationError, make_info, make_request
@@ -182,3 +183,23 @@ def test_waiting_for_nothing_is_named() -> None:
     d.core.violations.clear()
     d.core.step(0.0)
     assert d.core.violations == []
+
+
+def test_a_step_that_holds_more_than_there_is_is_found_before_it_runs() -> None:
+    d = driver()
+    assert check_fits(d.core.kv) == []
+    d.core.scheduler.running[0].kv.tables[0].blocks += d.core.kv.pools[0].free_blocks()[:1]
+    [found] = check_fits(d.core.kv)
+    assert found.startswith("I1: group 0: tables hold 3 blocks, 0 drain and ")
+
+
+def test_an_index_that_is_broken_is_found_a_few_steps_later() -> None:
+    d = EngineDriver(make_info(block_size=2))
+    d.submit(make_request("a", [1] * 9, sampling=SamplingParams(max_tokens=40)))
+    for _ in range(3):
+        d.step()
+    node = next(iter(d.core.kv.index.blocks(0).values()))
+    node.attached = False
+    for _ in range(8):
+        d.core.step(d.now)
+    assert any(text.startswith("I5") for text in d.core.violations)

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Iterator
 from octavo.core.request import BranchOutput
 from octavo.engine.grammar_gate import GrammarGate
 from octavo.engine.request_table import RequestTable
-from octavo.kv import KVCacheManager, check_copies, check_kv, check_writes
+from octavo.kv import KVCacheManager, check_copies, check_fits, check_kv, check_writes
 from octavo.scheduler import ScheduledStep, Scheduler, Sequence, Status
 
 
 def check_step(kv: KVCacheManager, step: ScheduledStep) -> list[str]:
-    """What must hold between reservation and execution (I3)."""
+    """What must hold between reservation and execution: I3, and that it fits (I1)."""
     found: list[str] = []
     for seq, _ in step.rows:
         assert seq.kv is not None
         found += check_writes(kv, seq.kv)
-    return found + check_copies(kv, step.plan.copies)
+    return found + check_copies(kv, step.plan.copies) + check_fits(kv)
 
 
 def check_progress(kv: KVCacheManager, scheduler: Scheduler) -> list[str]:
@@ -55,9 +55,11 @@ def check_outputs(outputs: Iterable[BranchOutput], requests: RequestTable) -> li
     return found
 
 
-def check_engine(kv: KVCacheManager, scheduler: Scheduler, requests: RequestTable) -> list[str]:
-    """Every violated invariant between two steps, in words."""
-    found = check_kv(kv)
+def check_engine(
+    kv: KVCacheManager, scheduler: Scheduler, requests: RequestTable, *, walk_index: bool
+) -> list[str]:
+    """Every violated invariant between two steps, in words; I5 only with ``walk_index``."""
+    found = check_kv(kv, walk_index=walk_index)
     found += _states(scheduler, requests)
     found += _coverage(scheduler, kv)
     found += _idle(kv, scheduler, requests)
@@ -66,9 +68,8 @@ def check_engine(kv: KVCacheManager, scheduler: Scheduler, requests: RequestTabl
 
 def _states(scheduler: Scheduler, requests: RequestTable) -> Iterator[str]:
     """I7: each branch is in exactly the place that its state says."""
-    running = {id(seq) for seq in scheduler.running}
-    waiting = {id(seq) for seq in scheduler.waiting}
-    booked = set()
+    running, waiting = set(scheduler.running), set(scheduler.waiting)
+    booked: set[Sequence] = set()
     for request_id, state in requests.states.items():
         if not state.branches:
             yield f"I7: request {request_id} has no branch left but is still booked"
@@ -78,11 +79,11 @@ def _states(scheduler: Scheduler, requests: RequestTable) -> Iterator[str]:
             if seq.state is not state or seq.branch != branch:
                 yield f"I7: a branch of {request_id} has another owner"
             if seq.status is not Status.COMPILING:
-                booked.add(id(seq))
-            place = (id(seq) in running, id(seq) in waiting)
-            if place != (seq.status is Status.RUNNING, seq.status is Status.WAITING):
+                booked.add(seq)
+            runs, waits = seq.status is Status.RUNNING, seq.status is Status.WAITING
+            if (seq in running) != runs or (seq in waiting) != waits:
                 yield f"I7: a branch of {request_id} is not where its state says"
-            if (seq.kv is not None) != (seq.status is Status.RUNNING):
+            if (seq.kv is not None) != runs:
                 yield f"I7: a branch of {request_id} holds KV in the wrong state"
     if running | waiting != booked:
         yield "I7: a queue holds a sequence that no request owns"

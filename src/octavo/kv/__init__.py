@@ -4,7 +4,7 @@
 """
 
 from octavo.kv.block_table import Account, BlockTable, SequenceKV
-from octavo.kv.invariants import check_copies, check_kv, check_writes
+from octavo.kv.invariants import check_copies, check_fits, check_kv, check_writes
 from octavo.kv.kv_cache_manager import KVCacheManager
 from octavo.kv.kv_state import PrefixHit
 from octavo.kv.ledger import Holding, Ledger, take_ledger
@@ -24,6 +24,7 @@ __all__ = [
     "SequenceKV",
     "StepReservation",
     "check_copies",
+    "check_fits",
     "check_kv",
     "check_writes",
     "take_ledger",

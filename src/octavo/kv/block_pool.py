@@ -12,9 +12,10 @@ at most once, so releasing twice changes nothing and a reference count cannot fa
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import IntEnum
+
+from octavo.kv.cached_blocks import CachedBlocks
 
 
 class OwnerKind(IntEnum):
@@ -44,8 +45,9 @@ class BlockPool:
         self.num_evicted = 0
         self._on_evict = on_evict
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._cached = CachedBlocks(num_blocks)
         self._indexed = bytearray(num_blocks)
+        self._tenants = [""] * num_blocks
         self._owners: dict[int, tuple[OwnerKind, dict[int, None]]] = {}
         self._next_owner = 0
 
@@ -69,6 +71,10 @@ class BlockPool:
     def is_shared(self, block: int) -> bool:
         """Whether more than one table or pin holds ``block``; leases only read and do not count."""
         return self.refs[block] - self.leases[block] > 1
+
+    def num_kept_from(self, tenant: str) -> int:
+        """Available blocks that a new sequence of ``tenant`` may not count on."""
+        return self._cached.kept_from(tenant)
 
     # -- owners ------------------------------------------------------------------------------
 
@@ -116,7 +122,7 @@ class BlockPool:
                 continue
             if self.refs[block] == 0:
                 assert self._indexed[block], "I1: sharing a free block"
-                del self._cached[block]
+                self._cached.remove(block)
             elif kind is not OwnerKind.LEASE and self.refs[block] == self.leases[block]:
                 self.num_draining -= 1
             held[block] = None
@@ -152,27 +158,31 @@ class BlockPool:
 
     def _settle(self, block: int) -> None:
         if self._indexed[block]:
-            self._cached[block] = None
+            self._cached.add(block, self._tenants[block])
         else:
             self._free.append(block)
 
     # -- the prefix index's side -------------------------------------------------------------
 
-    def mark_indexed(self, block: int) -> None:
-        """The prefix index now knows ``block``; it is held, so its content is complete."""
+    def mark_indexed(self, block: int, tenant: str = "") -> None:
+        """The prefix index now knows ``block``, under a key of ``tenant``.
+
+        It is held, so its content is complete.
+        """
         assert self.refs[block] > 0, "I5: indexing a block that nobody holds"
         self._indexed[block] = 1
+        self._tenants[block] = tenant
 
     def unmark_indexed(self, block: int) -> None:
         """The prefix index forgot ``block``; a cached one becomes free."""
         self._indexed[block] = 0
         if block in self._cached:
-            del self._cached[block]
+            self._cached.remove(block)
             self._free.append(block)
 
     def evict_one(self) -> None:
-        """Make the block that has been cached longest free."""
-        block = next(iter(self._cached))
+        """Make one cached block free; which, ``cached_blocks`` decides."""
+        block = self._cached.next()
         self._on_evict(block)
         self.num_evicted += 1
         assert block not in self._cached, "I5: the index kept an evicted block"
@@ -192,8 +202,8 @@ class BlockPool:
         return list(self._free)
 
     def cached_blocks(self) -> list[int]:
-        """Cached blocks, next to be evicted first."""
-        return list(self._cached)
+        """Cached blocks, the longest cached first."""
+        return self._cached.blocks()
 
     def indexed_marks(self) -> bytes:
         """One byte per block: 1 where the prefix index knows it, held or cached."""

@@ -90,7 +90,8 @@ class SequenceKV:
     the provisional ones of the step in flight. ``node`` is the last published block's index node.
     Up to ``writable_until`` tokens it can grow in place: its tables have the blocks, the tails are
     its own. ``target_tokens`` and ``spare_branches`` say what growth is promised (see
-    ``kv.promises``). ``account`` is charged for all of it in the ledger.
+    ``kv.promises``). ``account`` is charged for all of it in the ledger;
+    what it leaves in the cache counts as its tenant's, which has a floor there.
     """
 
     __slots__ = (

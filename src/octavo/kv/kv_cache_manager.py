@@ -196,7 +196,7 @@ class KVCacheManager(KVState):
             block = table.blocks[index - table.first_block]
             if node.blocks[group] == ABSENT:
                 self.index.attach_block(node, group, block)
-                self.pools[group].mark_indexed(block)
+                self.pools[group].mark_indexed(block, seq.account.tenant)
             elif node.blocks[group] != block and self.groups[group].window is None:
                 return False
         return True

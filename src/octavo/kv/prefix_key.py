@@ -31,8 +31,11 @@ class PrefixKey:
     def digest(self) -> bytes:
         """256 bits that name the root of the prefix trie."""
         hasher = hashlib.sha256(b"octavo.kv.prefix-root")
-        for field in fields(self):
-            for part in (field.name, getattr(self, field.name)):
+        for name in _NAMES:
+            for part in (name, getattr(self, name)):
                 data = part.encode("utf-8", "surrogatepass")
                 hasher.update(len(data).to_bytes(8, "little") + data)
         return hasher.digest()
+
+
+_NAMES = tuple(field.name for field in fields(PrefixKey))

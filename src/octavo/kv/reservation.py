@@ -95,7 +95,8 @@ class StepReservation:
     ) -> bool:
         """Add a sequence that holds nothing yet. ``demand`` is all that it is promised, per group.
 
-        Whole blocks of the hit count against it; nothing promised to others may be taken.
+        Whole blocks of the hit count against it; nothing promised to others may be taken, and
+        while anybody else holds blocks, no cached ones within the floors of other tenants.
         """
         kv = self._kv
         cached = hit.length if hit else 0
@@ -103,11 +104,13 @@ class StepReservation:
         end = cached + num_tokens
         new = [-(-end // kv.block_size) - whole] * len(kv.pools)
         owed = []
+        alone = len(kv.sequences) == 1
         for group, pool in enumerate(kv.pools):
             shared = whole - hit.first_blocks[group] if hit else 0
             owed.append(max(new[group], demand[group] - shared))
             promised = kv.promises.totals[group] - self._consumed[group]
-            if owed[group] > pool.num_available - self._need[group] - promised:
+            kept = 0 if alone else pool.num_kept_from(seq.account.tenant)
+            if owed[group] > pool.num_available - self._need[group] - promised - kept:
                 return False
         for group in range(len(kv.pools)):
             self._need[group] += new[group]

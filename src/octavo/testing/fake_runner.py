@@ -90,22 +90,25 @@ class FakeRunner:
     spoil_next: bool = False
     counts: RunnerCounts = field(default_factory=RunnerCounts)
     _store: list[list[list[int]]] = field(default_factory=list)
+    # Blocks that hold something since they were last poisoned.
+    _written: list[set[int]] = field(default_factory=list)
     _slots: dict[int, _Slot] = field(default_factory=dict)
     _generation: int = 0
     _num_steps: int = 0
 
     def __post_init__(self) -> None:
         self._store = [self._poisoned(range(self.info.num_blocks)) for _ in self.info.groups]
+        self._written = [set() for _ in self.info.groups]
 
     def _poisoned(self, blocks: range) -> list[list[int]]:
         return [[POISON] * self.info.block_size for _ in blocks]
 
     def poison(self, group: int, blocks: list[int]) -> None:
         """Destroy the content of blocks that nobody owns: reading them afterwards is caught."""
-        empty = [POISON] * self.info.block_size
-        store = self._store[group]
-        for block in blocks:
-            store[block] = empty.copy()
+        written, store = self._written[group], self._store[group]
+        for block in written.intersection(blocks):
+            store[block] = [POISON] * self.info.block_size
+            written.remove(block)
 
     # -- the step ----------------------------------------------------------------------------
 
@@ -156,6 +159,7 @@ class FakeRunner:
             fresh = [POISON] * self.info.block_size
             fresh[: copy.num_tokens] = store[copy.src][: copy.num_tokens]
             store[copy.dst] = fresh
+            self._written[copy.group].add(copy.dst)
 
     def _write(self, row: RowPlan, *, spoil: bool) -> None:
         slot = self._slots[row.slot]
@@ -180,6 +184,8 @@ class FakeRunner:
         size = self.info.block_size
         for group, table in enumerate(slot.tables):
             store, first = self._store[group], slot.first_blocks[group]
+            touched = slice(row.start // size - first, (end - 1) // size - first + 1)
+            self._written[group].update(table[touched])
             for position, value in enumerate(values, row.start):
                 store[table[position // size - first]][position % size] = value
 

@@ -1,0 +1,69 @@
+"""Which cached block is evicted next: the oldest, but of no tenant that holds its floor or less.
+
+Half of the pool is divided evenly among the tenants that have cached blocks: that is the floor of
+each. A tenant that floods the cache is the only one above its floor and evicts its own blocks. Only
+when nobody is above goes the oldest of all: what runs comes before what is merely kept.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+
+class CachedBlocks:
+    """Blocks that only the prefix index knows, by tenant, each in the order of its caching."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._floors = num_blocks // 2
+        self._tenant_of: dict[int, str] = {}
+        # Per tenant: block → when it was cached.
+        self._queues: dict[str, OrderedDict[int, int]] = {}
+        self._now = 0
+
+    def __len__(self) -> int:
+        return len(self._tenant_of)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._tenant_of
+
+    def add(self, block: int, tenant: str) -> None:
+        """``block`` is cached from now on."""
+        self._now += 1
+        self._tenant_of[block] = tenant
+        queue = self._queues.get(tenant)
+        if queue is None:
+            queue = self._queues[tenant] = OrderedDict()
+        queue[block] = self._now
+
+    def remove(self, block: int) -> None:
+        """``block`` is held again, or forgotten."""
+        tenant = self._tenant_of.pop(block)
+        queue = self._queues[tenant]
+        del queue[block]
+        if not queue:
+            del self._queues[tenant]
+
+    def next(self) -> int:
+        """The block to be evicted next. There must be one. O(tenants)."""
+        queues = self._queues.values()
+        above = [queue for queue in queues if len(queue) > self.floor] if len(queues) > 1 else []
+        oldest = min(above or queues, key=_first_cached)
+        return next(iter(oldest))
+
+    @property
+    def floor(self) -> int:
+        """Blocks of one tenant that another's do not evict."""
+        return self._floors // max(1, len(self._queues))
+
+    def kept_from(self, tenant: str) -> int:
+        """Blocks that a new sequence of ``tenant`` may not count on: the others', up to floors."""
+        floor = self.floor
+        return sum(min(floor, len(queue)) for name, queue in self._queues.items() if name != tenant)
+
+    def blocks(self) -> list[int]:
+        """Every cached block, the longest cached first."""
+        return list(self._tenant_of)
+
+
+def _first_cached(queue: OrderedDict[int, int]) -> int:
+    return next(iter(queue.values()))
