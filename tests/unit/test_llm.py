@@ -14,7 +14,13 @@ import pytest
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import ConfigError, ContextLengthError, InvalidRequestError, OverloadedError
+from octavo.errors import (
+    ConfigError,
+    ContextLengthError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    OverloadedError,
+)
 from octavo.frontend.journal import JournalEntry
 from octavo.llm import LLM
 from octavo.llm import llm as module
@@ -54,6 +60,20 @@ def seeded(seed: int, **changes: Any) -> SamplingParams:
 
 def tokens_of(outputs: Any) -> list[int]:
     return [t for out in outputs for delta in out.branches for t in delta.token_ids]
+
+
+def test_priority_and_timeout_are_held_against_their_limits(llm: LLM) -> None:
+    for name, value in (("priority", 2), ("timeout_s", 0), ("timeout_s", float("nan"))):
+        with pytest.raises(InvalidRequestError) as caught:
+            llm.generate("abc", seeded(1), **{name: value})
+        assert caught.value.param == name
+    [late] = llm.generate("abc", seeded(1), priority=1, timeout_s=60)
+    [early] = llm.generate("abc", seeded(1), priority=-1)
+    assert late.token_ids == early.token_ids
+    with pytest.raises(DeadlineExceededError):
+        llm.generate("abc", seeded(1), timeout_s=1e-9)
+    with pytest.raises(DeadlineExceededError):
+        list(llm.stream("abc", seeded(1, max_tokens=200), timeout_s=1e-3))
 
 
 def test_interleaved_streams_get_their_own_outputs(llm: LLM) -> None:

@@ -22,7 +22,7 @@ SAMPLES: dict[str, Any] = {
     "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.2,
     "logit_bias": {"5": -100}, "min_tokens": 2, "ignore_eos": True,
     "response_format": {"type": "json_object"}, "structured_outputs": {"choice": ["a", "b"]},
-    "echo": True, "stream": True,
+    "echo": True, "stream": True, "priority": 1, "timeout": 60,
     "stream_options": {"include_usage": True}, "top_logprobs": 2, "input": HELLO,
     "instructions": "Be brief.", "previous_response_id": PREVIOUS, "max_output_tokens": 3,
     "store": False, "background": True, "include": [LOGPROBS_INCLUDE], "metadata": {"a": "b"},

@@ -136,9 +136,13 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         help="port to bind; 0 takes a free one (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
-        "--api-key", action="append", default=[], metavar="KEY",
-        help="require this key; may be given several times (also: OCTAVO_API_KEY)",
+        "--api-key", action="append", default=[], metavar="[NAME=]KEY",
+        help="require this key; NAME is the tenant that it speaks for; may be given several times "
+        "(also: OCTAVO_API_KEY)",
     )  # fmt: skip
+    group.add_argument(
+        "--api-key-file", metavar="FILE", help="further keys, one a line; # begins a comment"
+    )
     group.add_argument(
         "--served-model-name", action="append", default=[], metavar="NAME",
         help="a further name that clients may use for the model; may be given several times",

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from octavo.api_keys import tenants_of
 from octavo.cli.console import Console
 from octavo.cli.options import engine_config
 from octavo.cluster.supervisor import ChildSpec, Supervisor
@@ -30,10 +31,13 @@ def serve(arguments: argparse.Namespace) -> int:
     """Bind, start the children, supervise. Returns the exit code.
 
     Raises:
-        ConfigError: the address cannot be bound.
+        ConfigError: the address cannot be bound, or the API keys are no keys.
     """
     listener = bind(arguments.host, arguments.port)
     api_keys = [*arguments.api_key, *filter(None, [environment("OCTAVO_API_KEY")])]
+    if arguments.api_key_file is not None:
+        api_keys += read_keys(Path(arguments.api_key_file))
+    tenants_of(api_keys)
     if arguments.host not in LOOPBACK and not api_keys:
         print(
             f"octavo: warning: {arguments.host} is reachable by others and there is no --api-key",
@@ -61,6 +65,22 @@ def serve(arguments: argparse.Namespace) -> int:
         shutil.rmtree(runtime_dir, ignore_errors=True)
     console.finish(cause)
     return code
+
+
+def read_keys(path: Path) -> list[str]:
+    """The keys in a file: one a line, blank lines and comments left out.
+
+    Raises:
+        ConfigError: it cannot be read, or holds none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file {path} cannot be read ({error})") from None
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise ConfigError(f"--api-key-file {path} holds no key; write one a line")
+    return keys
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -12,6 +12,7 @@ turn, and all of them share the engine's batch.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,13 @@ from types import TracebackType
 from typing import Any, cast
 
 from octavo.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from octavo.core.request import Abort, FinishReason, Request, TokenLogprobs
+from octavo.core.request import (
+    Abort,
+    FinishReason,
+    Request,
+    TokenLogprobs,
+    validate_priority,
+)
 from octavo.core.sampling_params import SamplingParams, validate_sampling_params
 from octavo.engine import EngineCore, EngineStats
 from octavo.errors import (
@@ -128,20 +135,28 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
     ) -> list[Completion]:
         """Complete prompts (text or token ids) together, in one continuous batch.
 
         Returns the branches of the first prompt, then of the second, and so on. ``sampling`` is
         one for all or one each; the model's own defaults if None. Any number of prompts is taken:
-        those that the engine's queue has no room for wait here.
+        those that the engine's queue has no room for wait here. ``priority`` is -1, 0 or 1:
+        before, among or after the others that wait.
 
         Raises:
             InvalidRequestError: a prompt or parameter is out of range.
+            DeadlineExceededError: not all was done ``timeout_s`` seconds after the call.
             EngineError: the engine dropped a request.
         """
         items = _as_list(prompts)
         params = self._one_each(sampling, len(items))
-        requests = [self._request(item, p) for item, p in zip(items, params, strict=True)]
+        requests = [
+            self._request(item, p, priority=priority, timeout_s=timeout_s)
+            for item, p in zip(items, params, strict=True)
+        ]
         gathered = {r.request_id: _Gathered(r) for r in requests}
         for output in self._run(requests):
             gathered[output.request_id].add(output)
@@ -154,14 +169,22 @@ class LLM:
         return self.generate([self.model.chat_template.encode(messages)], sampling)
 
     def stream(
-        self, prompt: Prompt, sampling: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
     ) -> Iterator[RequestOutput]:
         """Complete one prompt, yielding deltas as they come. Closing the iterator aborts.
+
+        ``priority`` and ``timeout_s`` are as for ``generate``.
 
         Raises:
             InvalidRequestError: at once, if the prompt or a parameter is out of range.
         """
-        return self._run([self._request(prompt, sampling or self.default_sampling)])
+        sampling = sampling or self.default_sampling
+        return self._run([self._request(prompt, sampling, priority=priority, timeout_s=timeout_s)])
 
     def stream_chat(
         self, messages: Sequence[Message], sampling: SamplingParams | None = None
@@ -238,8 +261,14 @@ class LLM:
         del self._inboxes[request_id]
         self._processor.close(request_id)
 
-    def _request(self, prompt: Prompt, sampling: SamplingParams) -> Request:
+    def _request(
+        self, prompt: Prompt, sampling: SamplingParams, *, priority: int, timeout_s: float | None
+    ) -> Request:
         validate_sampling_params(sampling, vocab_size=self.model.spec.vocab_size)
+        validate_priority(priority)
+        if timeout_s is not None and not 0 < timeout_s < math.inf:
+            raise InvalidRequestError("timeout_s must be over 0", param="timeout_s")
+        now = time.monotonic()
         ids = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else _ids(prompt)
         self._check_lengths(ids, sampling)
         return Request(
@@ -247,7 +276,9 @@ class LLM:
             prompt_token_ids=ids,
             sampling=sampling,
             eos_token_ids=tuple(self.tokenizer.eos_token_ids),
-            arrival_time=time.monotonic(),
+            arrival_time=now,
+            deadline=None if timeout_s is None else now + timeout_s,
+            priority=priority,
         )
 
     def _check_lengths(self, ids: tuple[int, ...], sampling: SamplingParams) -> None:

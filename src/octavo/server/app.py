@@ -9,6 +9,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo import __version__
+from octavo.api_keys import ADMIN_TENANT
 from octavo.errors import InvalidRequestError
 from octavo.server.chat import chat_completions
 from octavo.server.completions import completions
@@ -34,16 +35,25 @@ Handler = Callable[[ServerState, Exchange], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Handlers of one path by method, as an ASGI application. ``public`` ones need no key."""
+    """Handlers of one path by method, as an ASGI application. ``public`` ones need no key.
+
+    ``inside`` ones show what every tenant does: where there are several, only ``admin`` may look.
+    """
 
     state: ServerState
     handlers: Mapping[str, Handler]
     public: bool = False
+    inside: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Key, method, then the handler."""
         if not self.public:
-            self.state.api_keys.check(scope["headers"])
+            scope["octavo.tenant"] = tenant = self.state.api_keys.check(scope["headers"])
+            if self.inside and self.state.api_keys.num_tenants > 1 and tenant != ADMIN_TENANT:
+                raise RejectedError(
+                    403, "this path shows all tenants; use a key of the tenant admin",
+                    code="admin_key_required",
+                )  # fmt: skip
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         handler = self.handlers.get(method)
         if handler is None:
@@ -57,6 +67,9 @@ def build_app(state: ServerState, *, allowed_hosts: Iterable[str] = ()) -> ASGIA
 
     def get(path: str, handler: Handler, *, public: bool = False) -> Route:
         return Route(path, Endpoint(state, {"GET": handler}, public))
+
+    def inside(path: str, handler: Handler) -> Route:
+        return Route(path, Endpoint(state, {"GET": handler}, inside=True))
 
     def post(path: str, handler: Handler) -> Route:
         return Route(path, Endpoint(state, {"POST": handler}))
@@ -80,8 +93,8 @@ def build_app(state: ServerState, *, allowed_hosts: Iterable[str] = ()) -> ASGIA
             get("/ready", _ready, public=True),
             get("/version", _version),
             get("/metrics", _metrics),
-            get("/debug/kv", _debug_kv),
-            get("/debug/requests", _debug_requests),
+            inside("/debug/kv", _debug_kv),
+            inside("/debug/requests", _debug_requests),
         ],
         redirect_slashes=False,
         default=_not_found,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from octavo.core.request import Request
@@ -13,6 +13,7 @@ from octavo.server.dialects import OPENAI
 from octavo.server.generation import Choice, Generation, collect
 from octavo.server.json_body import parse_json_object
 from octavo.server.replies import Exchange, ignored_header, send_json
+from octavo.server.service import read_service
 from octavo.server.sse import DONE, PING, Framing, event, send_events
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody, shown_name
@@ -25,6 +26,7 @@ class Call:
     """A validated call: one engine request per prompt. ``prompt_texts`` are to be echoed.
 
     ``asked_tokens`` is the ``max_tokens`` that was asked for, where the context may give less.
+    ``timeout_s`` is how long it may take, None for as long as the server lets any.
     """
 
     requests: Sequence[Request]
@@ -34,11 +36,15 @@ class Call:
     ignored: Sequence[str]
     prompt_texts: Sequence[str] = ()
     asked_tokens: int | None = None
+    timeout_s: float | None = None
 
     @property
     def sampling(self) -> SamplingParams:
         """The parameters, which all prompts share but for ``max_tokens``."""
         return self.requests[0].sampling
+
+
+_Call = TypeVar("_Call", bound=Call)
 
 
 class Writer(Framing, Protocol):
@@ -63,15 +69,25 @@ class OpenAIFraming:
 
 
 async def read_call(
-    state: ServerState, http: Exchange, parse: Callable[[ServerState, dict[str, object]], _Result]
-) -> _Result:
+    state: ServerState, http: Exchange, parse: Callable[[ServerState, dict[str, object]], _Call]
+) -> _Call:
     """Read and validate; body and parsed values live no longer than this.
 
     Raises:
         OctavoError: what is wrong with the request, or that none is taken now.
     """
     state.check_accepting()
-    return await read_values(state, http, lambda values: parse(state, values))
+
+    def serve(values: dict[str, object]) -> _Call:
+        call = parse(state, values)
+        service = read_service(values, tenant=http.tenant, limit_s=state.request_timeout_s)
+        requests = [
+            replace(request, tenant=service.tenant, priority=service.priority)
+            for request in call.requests
+        ]
+        return replace(call, requests=requests, timeout_s=service.timeout_s)
+
+    return await read_values(state, http, serve)
 
 
 async def read_values(
@@ -89,7 +105,7 @@ async def read_values(
 async def answer(state: ServerState, http: Exchange, call: Call, *, writer: Writer) -> None:
     """Run a call's requests and send what they give, streamed or not."""
     headers = ignored_header(call.ignored)
-    with Generation(state, call.requests, http.receive) as generation:
+    with Generation(state, call.requests, http.receive, timeout_s=call.timeout_s) as generation:
         if call.stream:
             await send_events(http, writer.events(generation), framing=writer, headers=headers)
             return

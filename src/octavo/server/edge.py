@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.api_keys import DEFAULT_TENANT, tenants_of
 from octavo.errors import EngineError, OctavoError, OverloadedError, UnavailableError
 from octavo.server.dialects import dialect_of
 from octavo.server.replies import header, send_error
@@ -132,29 +133,35 @@ def _is_address(name: str) -> bool:
 
 
 class ApiKeys:
-    """The accepted keys, as digests; an empty set admits everybody."""
+    """The accepted keys, as digests, and whose they are; without any, everybody is admitted.
+
+    ``keys`` are written ``KEY`` or ``NAME=KEY`` (see ``octavo.api_keys``).
+    """
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [_digest(key.encode()) for key in keys]
+        tenants = tenants_of(keys)
+        self._digests = [(_digest(key.encode()), name) for key, name in tenants.items()]
+        self.num_tenants = len(set(tenants.values()))
 
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def check(self, headers: Headers) -> None:
-        """Constant time in the keys.
+    def check(self, headers: Headers) -> str:
+        """Whose key it is. Constant time in the keys.
 
         Raises:
             RejectedError: 401, no key or a wrong one.
         """
         if not self._digests:
-            return
+            return DEFAULT_TENANT
         digest = _digest(presented_key(headers))
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if not any(matches):
+        matches = [name for known, name in self._digests if hmac.compare_digest(digest, known)]
+        if not matches:
             raise RejectedError(
                 401, "a valid API key is required: Authorization: Bearer KEY, or x-api-key: KEY",
                 code="invalid_api_key",
             )  # fmt: skip
+        return matches[0]
 
 
 def presented_key(headers: Headers) -> bytes:

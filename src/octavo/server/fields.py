@@ -120,6 +120,8 @@ FIELDS = (
         "not with ignore_eos or min_tokens",
         TEXT,
     ),
+    _honoured("priority", "-1, 0 or 1: before, among or after the caller's other requests", TEXT),
+    _honoured("timeout", "seconds until the request is dropped: 504, or an error event", TEXT),
     _honoured("stream", "server-sent events", TEXT),
     _honoured("stream_options", "include_usage"),
     _honoured(
@@ -219,7 +221,6 @@ FIELDS = (
     _refused("guided_regex", "use structured_outputs.regex"),
     _refused("guided_choice", "use structured_outputs.choice"),
     _refused("guided_grammar", "use structured_outputs.grammar"),
-    _refused("priority", "priorities are not supported", neutral=(0,)),
     _refused("cache_salt", "cache salts are not supported"),
     _refused("return_token_ids", "token ids are not returned; see /tokenize", neutral=(False,)),
     _refused("store", "nothing is stored", CHAT, neutral=(False,)),

@@ -23,7 +23,15 @@ Item = tuple[int, RequestOutput]
 class Generation:
     """Owns the streams of one HTTP request. Use as a context: leaving it cancels what runs."""
 
-    def __init__(self, state: ServerState, requests: Sequence[Request], receive: Receive) -> None:
+    def __init__(
+        self,
+        state: ServerState,
+        requests: Sequence[Request],
+        receive: Receive,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._timeout_s = state.request_timeout_s if timeout_s is None else timeout_s
         self._state = state
         self._requests = requests
         self._receive = receive
@@ -44,7 +52,7 @@ class Generation:
         """
         try:
             for request in self._requests:
-                stream = self._state.client.submit(request, timeout_s=self._state.request_timeout_s)
+                stream = self._state.client.submit(request, timeout_s=self._timeout_s)
                 self._streams.append(stream)
         except BaseException:
             self._cancel()

@@ -36,6 +36,12 @@ class Exchange:
         headers: Sequence[tuple[bytes, bytes]] = self.scope["headers"]
         return headers
 
+    @property
+    def tenant(self) -> str:
+        """Whose key the request came with."""
+        tenant: str = self.scope["octavo.tenant"]
+        return tenant
+
     def end_connection(self) -> None:
         """Make the response, which may have begun, the connection's last."""
         end: Callable[[], None] | None = self.scope.get("octavo.end_connection")

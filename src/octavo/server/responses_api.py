@@ -128,7 +128,9 @@ def _begin(state: ServerState, call: ResponseCall, writer: _Writer) -> dict[str,
     """
     queued = writer.body("queued")
     writer.keep(queued)
-    generation = Generation(state, call.requests, writer.entry.until_cancelled)
+    generation = Generation(
+        state, call.requests, writer.entry.until_cancelled, timeout_s=call.timeout_s
+    )
     try:
         generation.start()
     except OctavoError:
