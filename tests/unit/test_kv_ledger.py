@@ -11,7 +11,7 @@ from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import EngineCore
-from octavo.kv import Account, check_kv, take_ledger
+from octavo.kv import Account, check_kv, metadata_bytes, take_ledger
 from octavo.testing import make_info
 from octavo.testing.fake_runner import FakeRunner
 from octavo.testing.journal import JournalEntry
@@ -216,6 +216,14 @@ def test_a_pin_alone_is_nobodys() -> None:
     assert ledger.requests == {account("", ""): ledger.tenants[""]}
     assert (ledger.used, ledger.cached_cold) == (8 * SLOT, 0)
     assert not ledger.violations()
+
+
+def test_the_books_grow_with_tables_and_blocks() -> None:
+    small, large = manager(num_blocks=16), manager(num_blocks=1600)
+    assert metadata_bytes(large) > 10 * metadata_bytes(small) > 0
+    before = metadata_bytes(small)
+    extend(small, small.new_sequence(ROOT), list(range(40)))
+    assert metadata_bytes(small) > before
 
 
 # -- in flight, under load -----------------------------------------------------------------------

@@ -26,10 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser, *, add_engine_options: AddOpt
         ("throughput", "prefill and decode tokens per second, in process", _throughput_options),
         ("latency", "TTFT, TPOT and ITL of one stream, in process", _latency_options),
         ("step", "what the engine spends between two forwards, in process", _step_options),
+        (
+            "memory",
+            "where KV memory goes, beside contiguous reservation; no model",
+            _memory_options,
+        ),
         ("serve", "drive any OpenAI-compatible server", _serve_options),
     ):
         kind = kinds.add_parser(name, help=about, description=about.capitalize())
-        if name != "serve":
+        if name not in ("memory", "serve"):
             add_engine_options(kind)
         add(kind)
         kind.add_argument("--seed", type=int, default=0, help="of lengths, arrivals and prompts")
@@ -46,6 +51,8 @@ def run(arguments: argparse.Namespace, make_config: MakeConfig) -> int:
     """
     if arguments.bench == "serve":
         report, code = _serve(arguments)
+    elif arguments.bench == "memory":
+        report, code = _memory(arguments), 0
     else:
         runners = {"throughput": _throughput, "latency": _latency, "step": _step}
         report, code = runners[arguments.bench](arguments, make_config(arguments)), 0
@@ -134,6 +141,33 @@ def _step(arguments: argparse.Namespace, config: EngineConfig) -> Report:
     return run_step(config, workload)
 
 
+# -- without a model --------------------------------------------------------------------------
+
+
+def _memory_options(parser: argparse.ArgumentParser) -> None:
+    _integer(parser, "--num-requests", 120, about="requests of each replay")
+    _number(parser, "--rate", 2.0, about="requests per second where policies are compared")
+    _integer(parser, "--pool-tokens", 1 << 14, about="slots of the KV pool")
+    _integer(parser, "--context", 2048, about="longest prompt and output that is served", low=2)
+    _trace_options(parser)
+
+
+def _memory(arguments: argparse.Namespace) -> Report:
+    from octavo.bench.memory import MemoryWorkload, run_memory
+
+    workload = MemoryWorkload(
+        num_requests=arguments.num_requests,
+        rate_per_s=arguments.rate,
+        pool_tokens=arguments.pool_tokens,
+        context=arguments.context,
+        trace=arguments.trace,
+        time_scale=arguments.time_scale,
+        length_scale=arguments.length_scale,
+        seed=arguments.seed,
+    )
+    return run_memory(workload)
+
+
 # -- a server --------------------------------------------------------------------------------
 
 
@@ -164,14 +198,18 @@ def _serve_options(parser: argparse.ArgumentParser) -> None:
     )
     _number(load, "--cancel-fraction", 0.0, about="share of requests that the client leaves midway")
     _integer(load, "--n", 1, about="choices per request")
-    load.add_argument("--trace", type=Path, help="Azure CSV or Mooncake JSON lines")
-    _number(load, "--time-scale", 1.0, about="stretch a trace's times")
-    _number(load, "--length-scale", 1.0, about="stretch a trace's lengths")
+    _trace_options(load)
     _integer(load, "--max-prompt-tokens", 0, about="cut longer prompts; 0: never", low=0)
     _integer(load, "--max-output-tokens", 0, about="cut longer outputs; 0: never", low=0)
     slo = parser.add_argument_group("goodput")
     slo.add_argument("--slo-ttft-s", type=float, help="needs --slo-tpot-s")
     slo.add_argument("--slo-tpot-s", type=float, help="needs --slo-ttft-s")
+
+
+def _trace_options(parser: _Adder) -> None:
+    parser.add_argument("--trace", type=Path, help="Azure CSV or Mooncake JSON lines")
+    _number(parser, "--time-scale", 1.0, about="stretch a trace's times")
+    _number(parser, "--length-scale", 1.0, about="stretch a trace's lengths")
 
 
 def _serve(arguments: argparse.Namespace) -> tuple[Report, int]:

@@ -24,7 +24,7 @@ class Report:
     """One benchmark's outcome. Every row has the same keys.
 
     ``facts`` hold of the whole run; ``observed`` was measured besides the rows (waste, prefix
-    hits, memory, goodput).
+    hits, memory, goodput). ``tables`` are further rows by title.
     """
 
     kind: str
@@ -32,6 +32,7 @@ class Report:
     workload: Mapping[str, Any]
     rows: list[dict[str, Any]]
     observed: Mapping[str, Any] = field(default_factory=dict)
+    tables: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def json(self) -> str:
         """The whole report, indented."""
@@ -47,19 +48,26 @@ class Report:
                 parts.append(
                     f"{title}\n" + "\n".join(f"  {k}: {_plain(values[k])}" for k in values)
                 )
-        return "\n".join([*parts, "", self.table()])
+        parts += ["", self.table()]
+        for title, rows in self.tables.items():
+            parts += ["", title, _aligned(rows)]
+        return "\n".join(parts)
 
     def table(self) -> str:
         """The rows, aligned."""
-        if not self.rows:
-            return "(no rows)"
-        names = list(self.rows[0])
-        cells = [names, *([str(row[name]) for name in names] for row in self.rows)]
-        widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in cells
-        )
+        return _aligned(self.rows)
+
+
+def _aligned(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "(no rows)"
+    names = list(rows[0])
+    cells = [names, *([str(row[name]) for name in names] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    )
 
 
 def engine_facts(config: EngineConfig, loaded: LoadedModel) -> dict[str, Any]:

@@ -205,6 +205,13 @@ class BlockPool:
         """Cached blocks, the longest cached first."""
         return self._cached.blocks()
 
+    @property
+    def metadata_bytes(self) -> int:
+        """Size of the pool's own books, as their containers report it."""
+        books = (self.refs, self.leases, self.shared, self._free, self._cached, self._indexed)
+        held = sum(blocks.__sizeof__() for _, blocks in self._owners.values())
+        return sum(book.__sizeof__() for book in books) + held
+
     def indexed_marks(self) -> bytes:
         """One byte per block: 1 where the prefix index knows it, held or cached."""
         return bytes(self._indexed)

@@ -197,3 +197,16 @@ class _GroupCount:
         ledger.orphan_blocks += abs(num_held - self._num_entries) + abs(
             pool.num_blocks - self._num_owned - free - cached - len(draining)
         )
+
+
+def metadata_bytes(kv: KVState) -> int:
+    """Memory of the books beside the pool: per block, per owner token, per table entry.
+
+    Of the prefix index only the entry of each block counts, not the tokens that its nodes keep.
+    """
+    tables = (table for seq in kv.sequences for table in seq.tables)
+    return (
+        sum(pool.metadata_bytes for pool in kv.pools)
+        + sum(table.blocks.__sizeof__() for table in tables)
+        + sum(kv.index.blocks(group).__sizeof__() for group in range(len(kv.pools)))
+    )
