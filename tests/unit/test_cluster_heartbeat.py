@@ -44,7 +44,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_long_step_reports_the_progress_that_it_makes() -> None:
-    with Beats() as beats, beats.heart.step():
+    with Beats() as beats, beats.heart:
         until(lambda: len(beats.sent) >= 2)
         beats.progress = 7
         until(lambda: beats.sent[-1] == 7)
@@ -52,14 +52,14 @@ def test_a_long_step_reports_the_progress_that_it_makes() -> None:
 
 def test_a_hanging_step_reports_that_nothing_moves() -> None:
     with Beats() as beats:
-        with beats.heart.step():
+        with beats.heart:
             until(lambda: len(beats.sent) >= 3)
         assert set(beats.sent) == {0}
 
 
 def test_nothing_is_sent_outside_a_step() -> None:
     with Beats() as beats:
-        with beats.heart.step():
+        with beats.heart:
             until(lambda: bool(beats.sent))
         count = len(beats.sent)
         time.sleep(0.05)
@@ -71,7 +71,7 @@ def test_short_steps_send_nothing() -> None:
     with Beats(0.2) as beats:
         end = time.monotonic() + 0.7
         while time.monotonic() < end:
-            with beats.heart.step():
+            with beats.heart:
                 time.sleep(0.0002)
         assert beats.sent == []
 
@@ -79,7 +79,7 @@ def test_short_steps_send_nothing() -> None:
 def test_a_step_that_raises_gives_the_socket_back() -> None:
     with Beats() as beats:
         try:
-            with beats.heart.step():
+            with beats.heart:
                 raise SystemExit(1)
         except SystemExit:
             pass

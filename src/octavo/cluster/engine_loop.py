@@ -163,7 +163,7 @@ class EngineLoop:
 
     def _step(self) -> None:
         started = self._clock()
-        with self._heartbeat.step():
+        with self._heartbeat:
             outputs = self._engine.step(started)
         self._faults.note(self._engine)
         self._emit(outputs)
@@ -295,19 +295,19 @@ class EngineLoop:
             owned = self._owned.get(output.request_id)
             if owned is not None and owned.epoch == output.epoch:
                 by_peer.setdefault(owned.peer_id, []).append(output)
-                self._note_finish(owned, output)
+                if output.finish_reason is not None:
+                    self._note_finish(owned, output)
         for peer_id, mine in by_peer.items():
             message = Outputs(engine_epoch=self._welcome.engine_epoch, outputs=mine)
             if not self._send(peer_id, message):
                 self._drop(peer_id, "unreachable")
 
     def _note_finish(self, owned: Owned, output: BranchOutput) -> None:
-        """A request whose last branch ended has no owner any more."""
-        if output.finish_reason is not None:
-            owned.open_branches.discard(output.branch)
-            if not owned.open_branches:
-                self._note_end(output.request_id, owned.peer_id)
-                self._forget(output.request_id)
+        """A branch ended; a request whose last one did has no owner any more."""
+        owned.open_branches.discard(output.branch)
+        if not owned.open_branches:
+            self._note_end(output.request_id, owned.peer_id)
+            self._forget(output.request_id)
 
     def _note_end(self, request_id: str, peer_id: bytes) -> None:
         """Remember for a while that a request ended or was cancelled by its owner."""

@@ -8,8 +8,7 @@ engine's thread only while none does, and a lock lies between.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 BEAT_S = 0.25
 
@@ -37,18 +36,18 @@ class Heartbeat:
         self._awake.set()
         self._thread.join()
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Hand the socket over for as long as a step runs."""
+    def __enter__(self) -> None:
+        """A step begins: hand the socket over until it ends."""
         with self._lock:
             self._num_steps += 1
             self._in_step = True
-        self._awake.set()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._in_step = False
+        if not self._awake.is_set():
+            self._awake.set()
+
+    def __exit__(self, *_: object) -> None:
+        """The step has ended, well or not."""
+        with self._lock:
+            self._in_step = False
 
     def rest(self) -> None:
         """There is no work: the thread waits without using the CPU."""

@@ -112,9 +112,10 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class BranchOutput:
-    """What one step adds to one branch. Never changed once made (not frozen: see ``core.step``).
+    """What one step adds to one branch. Never changed once made (not frozen, nor by
+    keyword alone: see ``core.step``).
 
     ``position`` is the index of the first of ``token_ids`` in the branch's *output* (0-based), so
     that a duplicate is recognised. ``num_cached_tokens`` is how many prompt tokens the request's

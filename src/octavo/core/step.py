@@ -10,8 +10,8 @@
           positions   [start ───────── start + len(token_ids))
           tables      one TableUpdate per KV group
 
-The values made once per row and step are not frozen, which would triple the cost of making them;
-nobody changes them all the same.
+The values made once per row and step are not frozen and may be made by position, because freezing
+triples and keywords double the cost of making them; nobody changes them all the same.
 
 Block ids cross as integers. A *row slot* is a small integer naming persistent per-sequence state
 in the worker (token history, sampling parameters, block tables); plans carry only what changed.
@@ -58,7 +58,7 @@ class TableUpdate:
     blocks: tuple[int, ...] = ()
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class RowPlan:
     """One sequence's share of the step: compute ``token_ids`` at positions ``start…``.
 
@@ -129,10 +129,10 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         """Tokens computed by the step: the quantity that the token budget bounds."""
-        return sum(len(row.token_ids) for row in self.rows)
+        return sum([len(row.token_ids) for row in self.rows])
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class RowResult:
     """What one row produced. ``row`` indexes ``StepPlan.rows``; rows without samples are absent.
 

@@ -18,20 +18,23 @@ def validate_result(step: ScheduledStep, result: StepResult, vocab_size: int) ->
     Raises:
         EngineError: the runner answered something else than was asked.
     """
-    plan = step.plan
-    sampling = [index for index, row in enumerate(plan.rows) if row.num_samples]
-    if result.step_id != plan.step_id or len(result.rows) != len(sampling):
+    rows = step.plan.rows
+    sampling = [index for index, row in enumerate(rows) if row.num_samples]
+    if result.step_id != step.plan.step_id or len(result.rows) != len(sampling):
         raise EngineError("the runner answered another step than the one it was given")
+    drawn: list[int] = []
     for index, row in zip(sampling, result.rows, strict=True):
-        tokens = row.token_ids
-        asked = plan.rows[index]
-        if row.row != index or len(tokens) != asked.num_samples + row.num_verified:
+        asked = rows[index]
+        if row.row != index or len(row.token_ids) != asked.num_samples + row.num_verified:
             raise EngineError("the runner returned a wrong number of samples for a row")
-        drafts = asked.token_ids[len(asked.token_ids) - asked.num_drafts :]
-        if tokens[: row.num_verified] != drafts[: row.num_verified]:
-            raise EngineError("the runner accepted what was no draft of its row")
-        if not row.failed and (min(tokens) < 0 or max(tokens) >= vocab_size):
-            raise EngineError("the runner sampled a token outside the vocabulary")
+        if row.num_verified:
+            drafts = asked.token_ids[len(asked.token_ids) - asked.num_drafts :]
+            if row.token_ids[: row.num_verified] != drafts[: row.num_verified]:
+                raise EngineError("the runner accepted what was no draft of its row")
+        if not row.failed:
+            drawn += row.token_ids
+    if drawn and (min(drawn) < 0 or max(drawn) >= vocab_size):
+        raise EngineError("the runner sampled a token outside the vocabulary")
 
 
 class TokenCommitter:
@@ -119,15 +122,15 @@ def _append(
             break
     is_stop = reason is FinishReason.STOP and token_ids[-1] in state.stop_ids
     return BranchOutput(
-        request_id=state.request.request_id,
-        branch=seq.branch,
-        epoch=state.epoch,
-        position=position,
-        token_ids=token_ids,
-        logprobs=logprobs,
-        finish_reason=reason,
-        stop_token_id=token_ids[-1] if is_stop else None,
-        num_cached_tokens=state.num_cached_tokens,
+        state.request.request_id,
+        seq.branch,
+        state.epoch,
+        position,
+        token_ids,
+        logprobs,
+        reason,
+        token_ids[-1] if is_stop else None,
+        state.num_cached_tokens,
     )
 
 

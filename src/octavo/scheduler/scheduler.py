@@ -361,16 +361,9 @@ class Scheduler:
             self.waiting.charge(seq, num_samples + len(drafts), held=end)
             if seq.grammar is not None and end == len(tokens):
                 masks += grammar_masks(seq.grammar, drafts, row=len(row_plans), offset=count - 1)
-            row_plans.append(
-                RowPlan(
-                    slot=seq.slot,
-                    start=start,
-                    token_ids=(*tokens[start:end], *drafts),
-                    tables=self._table_updates(kv),
-                    num_samples=num_samples,
-                    num_drafts=len(drafts),
-                )
-            )
+            fresh = (*tokens[start:end], *drafts)
+            updates = self._table_updates(kv)
+            row_plans.append(RowPlan(seq.slot, start, fresh, updates, num_samples, len(drafts)))
         plan = StepPlan(
             step_id=step_id,
             generation=self.generation,
@@ -383,13 +376,11 @@ class Scheduler:
         return ScheduledStep(plan, draft.rows)
 
     def _table_updates(self, kv: SequenceKV) -> tuple[TableUpdate, ...]:
-        changed = [
-            group for group, table in enumerate(kv.tables) if table.num_synced != len(table.blocks)
-        ]
-        if not changed:
-            return ()
-        size = self._kv.block_size
-        return tuple(kv.tables[group].take_update(group, size) for group in changed)
+        updates: tuple[TableUpdate, ...] = ()
+        for group, table in enumerate(kv.tables):
+            if table.num_synced != len(table.blocks):
+                updates += (table.take_update(group, self._kv.block_size),)
+        return updates
 
     @property
     def num_refusals(self) -> int:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from octavo.backends.program import SampleBatch, StepBatch
 from octavo.core.step import StepPlan
+from octavo.worker.layout import RowLayout, row_layout
 from octavo.worker.slots import SlotTable
 
 _NO_COPIES = np.zeros((0, 4), np.int32)
@@ -41,21 +42,19 @@ def build_batch(
     ``allowed`` (see ``allowed_mask``) binds every sample.
     """
     rows = plan.rows
-    slots = np.array([row.slot for row in rows], np.int32)
-    lengths = np.array([len(row.token_ids) for row in rows], np.int32)
-    starts = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum(lengths, out=starts[1:])
+    layout = row_layout(rows, table)
+    context_lens = np.array([row.start for row in rows], np.int32)
     return StepBatch(
         token_ids=np.fromiter(
-            chain.from_iterable([row.token_ids for row in rows]), np.int32, int(starts[-1])
+            chain.from_iterable([row.token_ids for row in rows]), np.int32, int(layout.starts[-1])
         ),
-        query_start_loc=starts,
-        context_lens=np.array([row.start for row in rows], np.int32),
-        slots=slots,
+        query_start_loc=layout.starts,
+        context_lens=context_lens,
+        slots=layout.slots,
         block_tables=table.block_tables,
-        first_position=tuple(first[slots] for first in table.first_position),
+        first_position=tuple(first[layout.slots] for first in table.first_position),
         copies=_copies(plan),
-        sample=_samples(plan, starts, table, allowed=allowed),
+        sample=_samples(plan, layout, context_lens, table=table, allowed=allowed),
         want_logits=want_logits,
     )
 
@@ -68,20 +67,15 @@ def _copies(plan: StepPlan) -> NDArray[np.int32]:
 
 def _samples(
     plan: StepPlan,
-    starts: NDArray[np.int32],
-    table: SlotTable,
+    layout: RowLayout,
+    context_lens: NDArray[np.int32],
     *,
+    table: SlotTable,
     allowed: NDArray[np.uint32],
 ) -> SampleBatch:
-    picks = [
-        (i, row.slot, row.start + len(row.token_ids) - behind, behind, k)
-        for i, row in enumerate(plan.rows)
-        for behind in range(row.num_drafts, -1, -1)
-        for k in range(row.num_samples)
-    ]
-    count = len(picks)
-    index, slots, position, behind, offset = np.array(picks, np.int32).reshape(count, 5).T.copy()
-    names = slots.tolist()
+    names = layout.slot_names
+    count = len(names)
+    position = context_lens[layout.row] + layout.ahead
     banned = [
         table.banned[slot] if table.banned_until.get(slot, 0) > at else _NO_INTS
         for slot, at in zip(names, position.tolist(), strict=True)
@@ -92,23 +86,12 @@ def _samples(
     ] if table.has_histories else []  # fmt: skip
     history_start, history = _csr(count, histories, _NO_INTS)
     bias_start, bias_ids = _csr(count, [b[0] if b else None for b in biases], _NO_INTS)
-    mask_index, masks = _masks(plan, index, position, allowed=allowed)
+    mask_index, masks = _masks(plan, layout.row, position, allowed=allowed)
     _, bias_values = _csr(count, [b[1] if b else None for b in biases], _NO_FLOATS)
     banned_start, banned_ids = _csr(count, banned, _NO_INTS)
     return SampleBatch(
-        token_index=starts[index + 1] - 1 - behind,
-        seed=table.seed[slots],
-        branch=table.branch[slots] + offset,
+        **layout.columns,
         position=position,
-        temperature=table.temperature[slots],
-        top_k=table.top_k[slots],
-        top_p=table.top_p[slots],
-        min_p=table.min_p[slots],
-        repetition_penalty=table.repetition_penalty[slots],
-        presence_penalty=table.presence_penalty[slots],
-        frequency_penalty=table.frequency_penalty[slots],
-        num_logprobs=table.num_logprobs[slots],
-        num_prompt=table.num_prompt[slots],
         history_start=history_start,
         history=history,
         bias_start=bias_start,

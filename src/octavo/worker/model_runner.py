@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo.backends.program import Executor, StepOutput
 from octavo.core.request import TokenLogprobs
@@ -77,7 +78,7 @@ class ModelRunner:
         self.last_output = output
         return StepResult(
             step_id=plan.step_id,
-            rows=self._row_results(plan, output),
+            rows=_row_results(plan, batch.sample.num_logprobs, output),
             progress=self._executor.progress,
         )
 
@@ -85,34 +86,36 @@ class ModelRunner:
         """Free the executor. Idempotent."""
         self._executor.close()
 
-    def _row_results(self, plan: StepPlan, output: StepOutput) -> tuple[RowResult, ...]:
-        # Hot: once per row and step. Most steps draw one token per row and report no logprobs.
-        tokens: list[int] = output.token_ids.tolist()
-        sampling = [(index, row) for index, row in enumerate(plan.rows) if row.num_samples]
-        wanted: list[int] = self._slots.num_logprobs[[row.slot for _, row in sampling]].tolist()
-        if len(tokens) == len(sampling) and max(wanted, default=-1) < 0:
-            return tuple([
-                RowResult(row=index, token_ids=(token,), failed=token < 0)
-                for (index, _), token in zip(sampling, tokens, strict=True)
-            ])  # fmt: skip
-        results = []
-        at = 0
-        for (index, row), count in zip(sampling, wanted, strict=True):
-            num_verified = _num_verified(row, tokens[at : at + row.num_drafts])
-            end = at + row.num_samples + num_verified
-            logprobs = () if count < 0 else _logprobs(output, range(at, end), count)
-            drawn = tuple(tokens[at:end])
-            results.append(
-                RowResult(
-                    row=index,
-                    token_ids=drawn,
-                    logprobs=logprobs,
-                    num_verified=num_verified,
-                    failed=min(drawn) < 0,
-                )
+
+def _row_results(
+    plan: StepPlan, num_logprobs: NDArray[np.int32], output: StepOutput
+) -> tuple[RowResult, ...]:
+    """What the samples mean to the rows. ``num_logprobs`` is per sample."""
+    # Hot: once per row and step. Most steps draw one token per row and report no logprobs.
+    tokens: list[int] = output.token_ids.tolist()
+    sampling = [index for index, row in enumerate(plan.rows) if row.num_samples]
+    wanted: list[int] = num_logprobs.tolist()
+    if len(tokens) == len(sampling) and max(wanted, default=-1) < 0 <= min(tokens, default=0):
+        return tuple(map(RowResult, sampling, zip(tokens)))
+    results = []
+    at = 0
+    for index in sampling:
+        row = plan.rows[index]
+        num_verified = _num_verified(row, tokens[at : at + row.num_drafts])
+        end = at + row.num_samples + num_verified
+        logprobs = () if wanted[at] < 0 else _logprobs(output, range(at, end), wanted[at])
+        drawn = tuple(tokens[at:end])
+        results.append(
+            RowResult(
+                row=index,
+                token_ids=drawn,
+                logprobs=logprobs,
+                num_verified=num_verified,
+                failed=min(drawn) < 0,
             )
-            at += row.num_samples + row.num_drafts
-        return tuple(results)
+        )
+        at += row.num_samples + row.num_drafts
+    return tuple(results)
 
 
 def _num_verified(row: RowPlan, drawn: list[int]) -> int:

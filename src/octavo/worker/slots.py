@@ -7,12 +7,16 @@ look-ups whatever the number of sequences.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import RowPlan, SlotState
+
+if TYPE_CHECKING:
+    from octavo.worker.layout import RowLayout
 
 _UINT64 = 1 << 64
 
@@ -21,6 +25,7 @@ class SlotTable:
     """Owns sampling parameters, block tables and the token histories that penalties need.
 
     ``block_tables[g]`` is int32 [max_slots, max_blocks]; ``first_position[g]`` int32 [max_slots].
+    ``layout`` is that of the last batch, None once a slot has changed hands.
     """
 
     def __init__(self, *, max_slots: int, max_blocks: int, num_groups: int) -> None:
@@ -44,6 +49,7 @@ class SlotTable:
         self.banned: dict[int, NDArray[np.int32]] = {}
         self.bias: dict[int, tuple[NDArray[np.int32], NDArray[np.float32]]] = {}
         self._history: dict[int, NDArray[np.int32]] = {}
+        self.layout: RowLayout | None = None
 
     def assign(self, state: SlotState) -> None:
         """Give a slot to a sequence; whatever it held before is gone."""
@@ -72,6 +78,7 @@ class SlotTable:
 
     def free(self, slot: int) -> None:
         """Forget what a slot held. Idempotent."""
+        self.layout = None
         for held in (self.banned_until, self.banned, self.bias, self._history):
             held.pop(slot, None)
 

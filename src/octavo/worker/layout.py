@@ -1,0 +1,76 @@
+"""What stays the same from step to step while the same slots do the same thing.
+
+While a batch decodes, only tokens, positions and now and then a block change. Which rows there are,
+where they lie in the flat batch and how they sample is kept and reused, until a row comes, goes or
+changes its width, or a slot is given to another sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.step import RowPlan
+
+if TYPE_CHECKING:
+    from octavo.worker.slots import SlotTable
+
+_GATHERED = (
+    "seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "num_logprobs", "num_prompt",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLayout:
+    """R rows and S samples; ``key`` is per row (slot, tokens, samples, drafts).
+
+    ``starts`` [R + 1] are flat positions, ``slots`` [R]. Of the samples [S]: ``row``, ``ahead``
+    (how far behind its row's start it samples), ``slot_names``, and ``columns``, the fields of
+    ``SampleBatch`` that follow from slots alone. Nobody writes to these arrays.
+    """
+
+    key: list[tuple[int, int, int, int]]
+    slots: NDArray[np.int32]
+    starts: NDArray[np.int32]
+    row: NDArray[np.int32]
+    ahead: NDArray[np.int32]
+    slot_names: list[int]
+    columns: dict[str, NDArray[Any]]
+
+
+def row_layout(rows: tuple[RowPlan, ...], table: SlotTable) -> RowLayout:
+    """The layout of ``rows``: the last one again if it still holds."""
+    key = [(row.slot, len(row.token_ids), row.num_samples, row.num_drafts) for row in rows]
+    if table.layout is None or table.layout.key != key:
+        table.layout = _make(key, table)
+    return table.layout
+
+
+def _make(key: list[tuple[int, int, int, int]], table: SlotTable) -> RowLayout:
+    slots, lengths, _, _ = np.array(key, np.int32).reshape(len(key), 4).T.copy()
+    starts = np.zeros(len(key) + 1, np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    picks = [
+        (index, behind, k)
+        for index, (_, _, count, num_drafts) in enumerate(key)
+        for behind in range(num_drafts, -1, -1)
+        for k in range(count)
+    ]
+    row, behind, offset = np.array(picks, np.int32).reshape(len(picks), 3).T.copy()
+    sampled = slots[row]
+    columns = {name: getattr(table, name)[sampled] for name in _GATHERED}
+    columns["branch"] = table.branch[sampled] + offset
+    columns["token_index"] = starts[row + 1] - 1 - behind
+    return RowLayout(
+        key=key,
+        slots=slots,
+        starts=starts,
+        row=row,
+        ahead=lengths[row] - behind,
+        slot_names=sampled.tolist(),
+        columns=columns,
+    )
