@@ -17,6 +17,7 @@ import msgspec
 from octavo.cluster.child import ChildChannel, run_child
 from octavo.cluster.engine_host import EngineHost
 from octavo.cluster.engine_loop import EngineLoop
+from octavo.cluster.heap import settle_heap
 from octavo.cluster.messages import Welcome
 from octavo.cluster.step_budget import StepBudget
 from octavo.cluster.transport import RouterTransport, engine_address
@@ -85,6 +86,7 @@ def _serve(channel: ChildChannel, runtime_dir: Path, config_path: Path) -> int:
         clock=time.monotonic,
     )
     _pin(runner.info, runtime_dir)
+    settle_heap()
     channel.report(
         "ready",
         context=welcome.max_model_len,

@@ -165,14 +165,8 @@ class OutputProcessor:
             reason, stop_reason = FinishReason.STOP, stop
         if reason is not None:
             self.journal.finish_branch(output.request_id, output.branch)
-        return BranchDelta(
-            branch=output.branch,
-            text=text,
-            token_ids=token_ids,
-            logprobs=output.logprobs[:num_tokens],
-            finish_reason=reason,
-            stop_reason=stop_reason,
-        )
+        logprobs = output.logprobs[:num_tokens]
+        return BranchDelta(output.branch, text, token_ids, logprobs, reason, stop_reason)
 
     def _text(self, state: _Open, output: BranchOutput) -> tuple[str, int, str | None]:
         """The new text, how many of the tokens belong to the answer, and the stop string met."""
@@ -195,19 +189,16 @@ class OutputProcessor:
         return delta.text + end.text, len(output.token_ids), end.stop
 
     def _request_output(self, state: _Open, parts: list[BranchDelta]) -> RequestOutput:
-        request = state.entry.request
-        return RequestOutput(
-            request_id=request.request_id,
-            branches=tuple(merge_deltas(parts)),
-            usage=Usage(
-                prompt_tokens=len(request.prompt_token_ids),
-                completion_tokens=state.completion_tokens,
-                cached_tokens=state.cached_tokens,
-                accepted_tokens=state.accepted_tokens,
-                rejected_tokens=state.rejected_tokens,
-            ),
-            finished=state.entry.finished,
+        entry = state.entry
+        usage = Usage(
+            len(entry.request.prompt_token_ids),
+            state.completion_tokens,
+            state.cached_tokens,
+            state.accepted_tokens,
+            state.rejected_tokens,
         )
+        branches = tuple(merge_deltas(parts)) if len(parts) > 1 else tuple(parts)
+        return RequestOutput(entry.request.request_id, branches, usage, entry.finished)
 
 
 def failure_of(output: BranchOutput) -> OctavoError:

@@ -1,4 +1,7 @@
-"""What a client of the engine receives: typed deltas, mergeable when the client is slow."""
+"""What a client of the engine receives: typed deltas, mergeable when the client is slow.
+
+Made for every token, hence not frozen (see ``core.step``); nobody changes them all the same.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass, replace
 from octavo.core.request import FinishReason, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class Usage:
     """Token counts so far, over all branches. ``cached_tokens`` were read from the prefix cache.
 
@@ -22,7 +25,7 @@ class Usage:
     rejected_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class BranchDelta:
     """What is new in one branch.
 
@@ -49,7 +52,7 @@ class BranchDelta:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class RequestOutput:
     """New deltas of one request (at most one per branch) and the usage so far."""
 

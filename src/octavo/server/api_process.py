@@ -19,6 +19,7 @@ import msgspec
 import uvloop
 
 from octavo.cluster.child import ChildChannel, run_child
+from octavo.cluster.heap import settle_heap
 from octavo.cluster.transport import engine_address
 from octavo.frontend import AsyncEngineClient, DealerTransport, OutputProcessor
 from octavo.frontend.model_defaults import ModelDefaults, model_defaults
@@ -110,6 +111,7 @@ class ApiProcess:
         server = HttpServer(app, listener)
         self._state.num_connections = lambda: server.num_connections
         await server.start()
+        settle_heap()
         self._channel.report("ready", generation_config=self._state.generation_config)
         await stop.wait()
         lost = await self._drain()

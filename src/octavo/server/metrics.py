@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from octavo.core.request import Request
 from octavo.frontend import AsyncEngineClient, RequestOutput
+from octavo.server.histogram import TokenHistogram
 
 Limits = Mapping[str, tuple[float, float]]
 
@@ -173,7 +174,10 @@ class Metrics:
         )
         self._labels = {"model_name": model}
         self.first_token = self._histogram("time_to_first_token_seconds", _SECONDS)
-        self.inter_token = self._histogram("inter_token_latency_seconds", _TOKEN_SECONDS)
+        self.inter_token = TokenHistogram(
+            "vllm:inter_token_latency_seconds", model=model, bounds=_TOKEN_SECONDS
+        )
+        self._registry.register(self.inter_token)
         self.latency = self._histogram("e2e_request_latency_seconds", _SECONDS)
         self.prompt_tokens = self._tokens("prompt_tokens")
         self.generation_tokens = self._tokens("generation_tokens")
@@ -247,8 +251,7 @@ class RequestWatch:
         self._seen_at[branch] = now
         self._metrics.generation_tokens.inc(count)
         if before is not None:
-            for _ in range(count):
-                self._metrics.inter_token.observe((now - before) / count)
+            self._metrics.inter_token.observe((now - before) / count, count)
 
     def close(self, outcome: Outcome) -> None:
         """The request ended; what it still owed ended with ``outcome``."""

@@ -11,7 +11,7 @@ become a stop, is exactly as long as the state is deep.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.errors import InvalidRequestError
@@ -103,9 +103,9 @@ class StopStringMatcher:
             self._found[state] = self._found[state] or self._found[self._fallback[state]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TextDelta:
-    """What some tokens add to a text.
+    """What some tokens add to a text. Made for every token, hence not frozen.
 
     ``num_tokens`` of the pushed ids belong to the answer: all of them, or those up to and including
     the one that completed ``stop``. The ids after it are to be discarded everywhere.
@@ -135,10 +135,13 @@ class TextStream:
         self._detokenizer = IncrementalDetokenizer(
             tokenizer, skip_special_tokens=skip_special_tokens
         )
+        self._has_stops = bool(stops)
         self._matcher = StopStringMatcher(stops, include_stop_str=include_stop_str)
 
-    def push(self, ids: Iterable[int]) -> TextDelta:
+    def push(self, ids: Sequence[int]) -> TextDelta:
         """Add ids; nothing may be pushed after a delta with a stop."""
+        if not self._has_stops:
+            return TextDelta(self._detokenizer.push(ids), len(ids))
         texts = []
         count = 0
         for count, token_id in enumerate(ids, 1):
