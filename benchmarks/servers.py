@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engines import Measured, Row
+from octavo.bench.machine import cpu_seconds, process_tree
 from process import PeerError, run_to_end, server
 
 READY_TIMEOUT_S = 300.0
@@ -145,21 +145,10 @@ def free_port() -> int:
 
 def idle_cpu_percent(root: int) -> float:
     """Share of one core that a process and its descendants take while nobody asks anything."""
-    from octavo.bench.machine import process_tree
-
-    before, started = _cpu_ticks(process_tree(root)), time.monotonic()
+    before, started = _cpu_s(root), time.monotonic()
     time.sleep(IDLE_S)
-    spent = _cpu_ticks(process_tree(root)) - before
-    return round(100 * spent / os.sysconf("SC_CLK_TCK") / (time.monotonic() - started), 2)
+    return round(100 * (_cpu_s(root) - before) / (time.monotonic() - started), 2)
 
 
-def _cpu_ticks(pids: Sequence[int]) -> int:
-    total = 0
-    for pid in pids:
-        try:
-            text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue
-        user, system = text.rpartition(")")[2].split()[11:13]
-        total += int(user) + int(system)
-    return total
+def _cpu_s(root: int) -> float:
+    return sum(map(cpu_seconds, process_tree(root)))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -11,7 +14,13 @@ from numpy.typing import NDArray
 from octavo.backends.program import OpTime, StepBatch, StepOutput
 from octavo.bench.drive import bench_config, drive, random_prompts
 from octavo.bench.latency import LatencyWorkload, measure_latency
-from octavo.bench.machine import peak_memory_mib, process_tree, shared_memory_mib
+from octavo.bench.machine import (
+    cpu_seconds,
+    peak_memory_mib,
+    process_name,
+    process_tree,
+    shared_memory_mib,
+)
 from octavo.bench.report import Report
 from octavo.bench.step import (
     MarkingExecutor,
@@ -159,3 +168,20 @@ def test_memory_of_this_process_and_of_none() -> None:
     assert peak_memory_mib(2**30) is None
     assert shared_memory_mib([2**30]) is None
     assert process_tree(2**30) == []
+
+
+def test_processes_have_names_and_used_time() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "http.server", "0"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as child:
+        try:
+            while process_name(child.pid) != "http.server":
+                time.sleep(0.01)
+            while not cpu_seconds(child.pid):
+                time.sleep(0.01)
+        finally:
+            child.kill()
+    assert cpu_seconds(2**30) == 0.0
+    assert process_name(2**30) == "unknown"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -248,6 +249,16 @@ def test_an_absent_server_is_named() -> None:
         chosen = options(server)
     with pytest.raises(UnavailableError, match="cannot connect"):
         run_serve(chosen)
+
+
+def test_processor_time_is_told_per_process_and_token() -> None:
+    with serving() as server:
+        told = run_serve(replace(options(server), server_pid=os.getpid())).observed
+        untold = run_serve(options(server)).observed
+    (name, spent), *_ = told["cpu_us_per_token"].items()
+    assert name.endswith(f" {os.getpid()}")
+    assert spent >= 0.0
+    assert "give --server-pid" in untold["cpu_us_per_token"]
 
 
 def test_an_unknown_pid_is_refused() -> None:

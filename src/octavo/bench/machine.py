@@ -62,13 +62,34 @@ def process_tree(root: int) -> list[int]:
     return tree
 
 
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process has used, user and system; 0 once it is gone."""
+    fields = _stat(_PROC / str(pid))
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def process_name(pid: int) -> str:
+    """The Python module or program that a process runs."""
+    try:
+        words = (_PROC / str(pid) / "cmdline").read_text(encoding="utf-8").split("\0")
+    except (OSError, UnicodeDecodeError):
+        return "unknown"
+    program = words[words.index("-m") + 1] if "-m" in words[:-1] else words[0]
+    return program.rpartition("/")[2]
+
+
 def _parent(entry: Path) -> int:
-    # The command's name, in parentheses, may itself hold spaces and parentheses.
+    fields = _stat(entry)
+    return int(fields[1]) if fields else -1
+
+
+def _stat(entry: Path) -> list[str]:
+    """What follows the command's name, which may itself hold spaces and parentheses."""
     try:
         text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return -1
-    return int(text.rpartition(")")[2].split()[1])
+        return []
+    return text.rpartition(")")[2].split()
 
 
 def _field(path: Path, name: str) -> str:

@@ -18,9 +18,11 @@ from octavo.bench.client import LoadClient, RunResult, Target
 from octavo.bench.exposition import Exposition, grown, histogram_quantiles
 from octavo.bench.figures import QUANTILES, Outcome, Slo, latency_rows, totals
 from octavo.bench.machine import (
+    cpu_seconds,
     machine_facts,
     machine_state,
     peak_memory_mib,
+    process_name,
     process_tree,
     shared_memory_mib,
 )
@@ -80,6 +82,7 @@ async def _run(
     client = LoadClient(options.target, n=options.workload.n, seed=options.workload.seed)
     line = await client.calibrate()
     before = Exposition(await client.fetch_text("/metrics") or "")
+    cpu_before = _cpu_by_process(options.server_pid)
     watch = _Watch()
     watching = asyncio.create_task(_watch(client, watch, options.server_pid))
     try:
@@ -88,12 +91,14 @@ async def _run(
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
+    cpu_after = _cpu_by_process(options.server_pid)
     after = Exposition(await client.fetch_text("/metrics") or "")
     observed = {
         **totals(result.records, options.slo, offered_s=_offered_s(options.workload, planned)),
         **_told(before, after, result),
         **watch.waste.observed(),
         **_memory(watch, options.server_pid),
+        "cpu_us_per_token": _cpu_per_token(cpu_before, cpu_after, result),
     }
     if result.num_uncounted:
         observed["counted"] = (
@@ -187,6 +192,24 @@ def _memory(watch: _Watch, server_pid: int | None) -> dict[str, object]:
     return {
         "peak_memory_mib": round(sum(peaks), 1) or ABSENT,
         "peak_pss_mib": ABSENT if watch.peak_pss_mib is None else watch.peak_pss_mib,
+    }
+
+
+def _cpu_by_process(server_pid: int | None) -> dict[int, float]:
+    return {} if server_pid is None else {p: cpu_seconds(p) for p in process_tree(server_pid)}
+
+
+def _cpu_per_token(
+    before: Mapping[int, float], after: Mapping[int, float], result: RunResult
+) -> dict[str, float] | str:
+    """Processor time of each server process over the run, per output token, prompts included."""
+    tokens = sum(record.output_tokens for record in result.records)
+    if not before or not tokens:
+        return f"{ABSENT} (give --server-pid)"
+    return {
+        f"{process_name(pid)} {pid}": round(1e6 * (used - before[pid]) / tokens, 1)
+        for pid, used in after.items()
+        if pid in before
     }
 
 
