@@ -2,6 +2,7 @@
 
     python benchmarks/compare.py engine --llama-bin DIR --llama-gguf Q4_0=smollm2-q4_0.gguf
     python benchmarks/compare.py http   --llama-bin DIR --rounds 2
+    python benchmarks/compare.py http   --llama-bin DIR --rounds 1 --append --only octavo
 
 Every engine takes its turn in every round, so that what else the machine does hits all alike;
 report.py quotes medians and ratios. Raw figures go to benchmarks/results/NAME.json, with the
@@ -59,31 +60,57 @@ def main(argv: Sequence[str] | None = None) -> int:
             threads=options.threads,
         )
     )
-    turns = run_rounds(contenders, workload, rounds=options.rounds)
+    contenders = [each for each in contenders if options.only in each.name]
+    path = RESULTS / f"{options.name or options.what}.json"
     data = {
         "kind": options.what,
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine_facts(),
         "model": model.name,
-        "workload": asdict(workload),
-        "turns": turns,
+        "workload": json.loads(json.dumps(asdict(workload))),
     }
-    path = RESULTS / f"{options.name or options.what}.json"
+    earlier = earlier_turns(path, data) if options.append else []
+    turns = run_rounds(contenders, workload, rounds=options.rounds, earlier=earlier)
+    data["turns"] = earlier + turns
     path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     print(f"raw figures: {path.relative_to(RESULTS.parents[1])}; python benchmarks/report.py shows")
     return 0 if any("rows" in turn for turn in turns) else 1
 
 
+def earlier_turns(path: Path, data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The turns of a comparison that is taken in pieces.
+
+    Raises:
+        SystemExit: what is stored was taken on another machine, model or workload.
+    """
+    if not path.exists():
+        return []
+    stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    for name in ("kind", "machine", "model", "workload"):
+        if stored[name] != data[name]:
+            sys.exit(f"{path.name} holds figures of another {name}; give another --name")
+    return list(stored["turns"])
+
+
 def run_rounds(
-    contenders: Sequence[Engine | Server], workload: Any, *, rounds: int
+    contenders: Sequence[Engine | Server],
+    workload: Any,
+    *,
+    rounds: int,
+    earlier: Sequence[dict[str, Any]] = (),
 ) -> list[dict[str, Any]]:
-    """Every contender's turn in every round, in the order run."""
+    """Every contender's turn in every round, in the order run; rounds go on from ``earlier``."""
+    done = {each.name: sum(t["engine"] == each.name for t in earlier) for each in contenders}
     turns: list[dict[str, Any]] = []
     try:
         for index in range(rounds):
             for contender in contenders:
                 state = machine_state()
-                turn = {"round": index, "engine": contender.name, "state": state}
+                turn = {
+                    "round": done[contender.name] + index,
+                    "engine": contender.name,
+                    "state": state,
+                }
                 if state["load"][0] > QUIET_LOAD and not turns:
                     print("the machine is busy; engines that spin while they wait suffer most")
                 turns.append(turn | _turn(contender, workload))
@@ -155,6 +182,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2", help="alias or GGUF file")
     parser.add_argument("--name", help="of the results file (default: engine or http)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--append", action="store_true", help="add rounds to those in the results file"
+    )
+    parser.add_argument("--only", default="", help="run engines whose name contains this")
     parser.add_argument("--threads", type=int, default=machine_facts()["cores"])
     peers = parser.add_argument_group("peers")
     peers.add_argument("--llama-bin", type=Path, help="folder of llama.cpp's programs")

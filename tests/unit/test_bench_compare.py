@@ -245,3 +245,18 @@ def test_http_runs_are_alike_for_every_server() -> None:
     broken = Server("gone", [sys.executable, "-c", "exit(1)"], ready="/health", model="m")
     with pytest.raises(PeerError, match="ended with 1"):
         broken.measure(workload)
+
+
+def test_rounds_go_on_from_those_that_are_stored(tmp_path: Path) -> None:
+    facts = {"kind": "engine", "machine": {"cores": 2}, "model": "m", "workload": {"threads": 2}}
+    path = tmp_path / "engine.json"
+    assert compare.earlier_turns(path, facts) == []
+    stored = [{"engine": "octavo", "round": 0, "rows": []}]
+    path.write_text(json.dumps({**facts, "turns": stored}), encoding="utf-8")
+    assert compare.earlier_turns(path, facts) == stored
+    with pytest.raises(SystemExit, match="another workload"):
+        compare.earlier_turns(path, {**facts, "workload": {"threads": 1}})
+    missing = engines.LlamaCpp("octavo", tmp_path, tmp_path / "none.gguf")
+    [turn] = compare.run_rounds([missing], WORKLOAD, rounds=1, earlier=stored)
+    assert turn["round"] == 1
+    assert "none.gguf is missing" in turn["error"]
