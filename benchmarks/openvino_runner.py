@@ -37,7 +37,7 @@ def load(model: str, threads: int) -> tuple[dict[str, Any], Measure]:
     config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
     facts = {
         "version": importlib.metadata.version("openvino-genai"),
-        "weights": "as exported (int8 by optimum-intel's default)",
+        "weights": "as exported",
         "kv_dtype": "the CPU plugin's default",
         "token_budget": STEP_TOKENS,
         "ready_after_s": round(time.perf_counter() - started, 1),
