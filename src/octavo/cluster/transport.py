@@ -55,7 +55,7 @@ class RouterTransport:
             return []
         frames: list[tuple[bytes, bytes]] = []
         # Asked first, since an exception for every turn without a frame would cost more.
-        while self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             parts = self._socket.recv_multipart(zmq.NOBLOCK)
             # A well-behaved peer sends one part; anything else decodes as malformed.
             frames.append((parts[0], parts[1] if len(parts) == 2 else b""))

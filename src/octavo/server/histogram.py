@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from math import inf
 
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 
 class TokenHistogram(Collector):
@@ -19,7 +19,7 @@ class TokenHistogram(Collector):
     def __init__(self, name: str, *, model: str, bounds: Sequence[float]) -> None:
         self._name = name
         self._model = model
-        self._bounds = (*bounds, float("inf"))
+        self._bounds = (*bounds, inf)
         self._counts = [0] * len(self._bounds)
         self._sum = 0.0
 
@@ -36,6 +36,6 @@ class TokenHistogram(Collector):
         total, buckets = 0, []
         for bound, count in zip(self._bounds, self._counts, strict=True):
             total += count
-            buckets.append((floatToGoString(bound), total))
+            buckets.append(("+Inf" if bound == inf else str(float(bound)), total))
         family.add_metric([self._model], buckets=buckets, sum_value=self._sum)
         yield family
