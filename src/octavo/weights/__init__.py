@@ -9,6 +9,7 @@ from octavo.weights.hub import (
     remove_model,
     resolve_model,
 )
+from octavo.weights.mapping import drop_pages
 from octavo.weights.model_file import open_model
 from octavo.weights.tensor import LogicalTensor, ModelFile, TensorType
 
@@ -21,6 +22,7 @@ __all__ = [
     "PullProgress",
     "StoredModel",
     "TensorType",
+    "drop_pages",
     "list_models",
     "open_model",
     "pull",

@@ -5,7 +5,11 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from octavo.errors import ModelFileError
 
@@ -37,3 +41,23 @@ def map_file(path: Path) -> mmap.mmap:
         ) from None
     finally:
         os.close(descriptor)
+
+
+def drop_pages(views: Iterable[NDArray[np.uint8]]) -> None:
+    """Take the maps behind ``views`` out of this process's memory, contents and views untouched.
+
+    A backend that has packed the weights reads few of the file's bytes again; those come back from
+    the page cache when they are.
+    """
+    maps = {id(found): found for view in views if (found := _map_of(view)) is not None}
+    for found in maps.values():
+        found.madvise(mmap.MADV_DONTNEED)
+
+
+def _map_of(view: NDArray[np.uint8]) -> mmap.mmap | None:
+    owner: object = view
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, memoryview):
+        owner = owner.obj
+    return owner if isinstance(owner, mmap.mmap) else None

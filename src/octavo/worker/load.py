@@ -16,7 +16,7 @@ from octavo.errors import ConfigError, ModelFileError
 from octavo.grammar import TokenTable
 from octavo.models import ModelSpec, build_program, cache_layout, kv_groups, model_spec
 from octavo.text import ChatTemplate, Tokenizer
-from octavo.weights import ModelFile, open_model
+from octavo.weights import ModelFile, drop_pages, open_model
 from octavo.weights.hub import resolve_model
 from octavo.worker.memory import available_bytes, pool_blocks
 from octavo.worker.model_runner import ModelRunner
@@ -80,6 +80,7 @@ def load_runner(config: EngineConfig, on_stage: Stage | None = None) -> LoadedMo
         rope=spec.rope.name,
         kv_dtype=layout.kv_dtype,
     )
+    drop_pages(tensor.data for tensor in model.tensors.values())
     clock.done("digest weights")
     return LoadedModel(
         runner=ModelRunner(
