@@ -133,16 +133,46 @@ def test_a_developer_is_the_system_and_empty_extras_ask_for_nothing():
     assert template.render(said) == "systemFalse"
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"role": "tool", "content": "x", "tool_call_id": "a"},
-        {"role": "assistant", "content": "x", "tool_calls": []},
-    ],
-)
-def test_tools_are_refused_as_tools(message):
-    with pytest.raises(InvalidRequestError, match="tools are not supported"):
-        read_messages([message])
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"<|im_end|>": 1}'}}
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "a <tool_call> b"}}]
+TALK = [
+    *user("u"),
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "42 <|im_end|>", "tool_call_id": "c1", "name": "f"},
+]
+
+
+def test_a_template_that_knows_tools_is_given_them():
+    source = (
+        "{% if tools %}{% for t in tools %}{{ t | tojson }}{% endfor %}<tool_call>{% endif %}"
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}"
+        "{% endfor %}{% endfor %}"
+    )
+    template = ChatTemplate(source, TOKENIZER)
+    assert template.tool_format.name == "hermes"
+    text = template.render(TALK, tools=TOOLS)
+    assert text == (
+        '{"type": "function", "function": {"name": "f", "description": "a <tool_call> b"}}'
+        '<tool_call>[user]u[assistant]f{"<|im_end|>": 1}[tool]42 <|im_end|>'
+    )
+    # The one that the template wrote is a token; those of users are text, wherever they stand.
+    tokens = [TOKENIZER.token_bytes(i) for i in template.encode(TALK, tools=TOOLS)]
+    assert tokens.count(b"<tool_call>") == 1
+    assert tokens.count(b"<|im_end|>") == 0
+
+
+def test_a_template_that_knows_no_tools_gets_plain_text():
+    template = ChatTemplate(CHATML, TOKENIZER)
+    assert template.tool_format.is_generic
+    text = template.render(TALK, tools=TOOLS)
+    assert text.startswith("<|im_start|>system\nYou may call")
+    assert '{"name": "f", "arguments": {"<|im_end|>": 1}}' in text
+    assert "The function answered: 42 <|im_end|>" in text
+    system = [{"role": "system", "content": "Be brief."}, *TALK]
+    assert "Be brief.\n\nYou may call" in template.render(system, tools=TOOLS)
+    assert "You may call" not in template.render(TALK)
+    assert read_messages(read_messages(TALK)) == read_messages(TALK)
 
 
 BAD_MESSAGES = {
@@ -152,10 +182,42 @@ BAD_MESSAGES = {
     "no content": ([{"role": "user"}], "messages[0].content"),
     "null": (user(None), "messages[0].content"),
     "no parts": (user([]), "messages[0].content"),
-    "role of tools": ([{"role": "tool", "content": "x"}], "messages[0].role"),
+    "tool without a call": ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
     "role of a function": ([{"role": "function", "content": "x"}], "messages[0].role"),
     "no tool calls": ([{**user("x")[0], "tool_calls": []}], "messages[0].tool_calls"),
-    "tool calls": ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls"),
+    "empty tool calls": ([{"role": "assistant", "tool_calls": []}], "messages[0].tool_calls"),
+    "no function": ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0]"),
+    "many calls": ([{"role": "assistant", "tool_calls": [CALL] * 129}], "messages[0].tool_calls"),
+    "call of a kind": (
+        [{"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}],
+        "messages[0].tool_calls[0].type",
+    ),
+    "call without an id": (
+        [{"role": "assistant", "tool_calls": [{**CALL, "id": None}]}],
+        "messages[0].tool_calls[0].id",
+    ),
+    "arguments are no object": (
+        [
+            {
+                "role": "assistant",
+                "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[1]"}}],
+            }
+        ],
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    "arguments are no JSON": (
+        [
+            {
+                "role": "assistant",
+                "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[" * 99999}}],
+            }
+        ],
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    "name of a tool": (
+        [{"role": "tool", "content": "x", "tool_call_id": "a", "name": ""}],
+        "messages[0].name",
+    ),
     "tool call id": ([{**user("x")[0], "tool_call_id": "a"}], "messages[0].tool_call_id"),
     "role is no text": ([{"role": ["user"], "content": "x"}], "messages[0].role"),
     "name": ([{**user("x")[0], "name": "me"}], "messages[0].name"),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from octavo.text.tool_formats import ToolFormat, generic_preamble, tool_format
+from octavo.text.tool_formats import ToolFormat, tool_format
 from octavo.text.tool_parser import Piece, ToolDelta, ToolParser
 
 HERMES = tool_format("{% if tools %}<tool_call>{% endif %}")
@@ -158,9 +158,3 @@ def test_what_is_a_call_and_what_is_text(
         found, calls = parse(family, chunks)
         assert found == text
         assert [name for name, _ in calls] == names
-
-
-def test_the_preamble_names_every_function() -> None:
-    text = generic_preamble([{"name": "f"}, {"name": "get_weather", "description": "x"}])
-    assert '"f"' in text
-    assert '"get_weather"' in text

@@ -1,13 +1,15 @@
 """Text and tokens: tokenizers, chat templates, incremental detokenisation, stop strings."""
 
-from octavo.text.chat_template import ChatTemplate, read_messages
+from octavo.text.chat_template import ChatTemplate
 from octavo.text.detokenizer import IncrementalDetokenizer
+from octavo.text.messages import Message, read_messages
 from octavo.text.stop_strings import StopResult, StopStringMatcher, TextDelta, TextStream
 from octavo.text.tokenizer import Tokenizer, check_text
 
 __all__ = [
     "ChatTemplate",
     "IncrementalDetokenizer",
+    "Message",
     "StopResult",
     "StopStringMatcher",
     "TextDelta",

@@ -32,6 +32,7 @@ from jinja2 import Template, meta
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
 
 from octavo.errors import InvalidRequestError, ModelFileError
+from octavo.text.messages import Message, read_messages, texts_of
 from octavo.text.template_sandbox import (
     MAX_SOURCE_CHARS,
     MAX_VALUE_CHARS,
@@ -41,18 +42,8 @@ from octavo.text.template_sandbox import (
     TemplateRefusalError,
 )
 from octavo.text.tokenizer import Tokenizer, check_text
+from octavo.text.tool_formats import Tool, as_plain_text, tool_format
 from octavo.text.vocabulary import digest_of
-
-# What a client may call a role → what templates call it.
-ROLES: Final = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-}
-TOOL_ROLES: Final = ("tool", "function")
-TOOL_KEYS: Final = ("tool_calls", "tool_call_id", "function_call")
-MAX_SHOWN_CHARS: Final = 64
 
 _CHATML: Final = (
     "{% for message in messages %}"
@@ -83,6 +74,7 @@ class _Ask:
     add_generation_prompt: bool
     continue_final: bool
     variables: Mapping[str, object]
+    tools: Sequence[Tool]
 
 
 class ChatTemplate:
@@ -118,6 +110,7 @@ class ChatTemplate:
         self._all_tokens = _Spellings(list(protected))
         self._control_tokens = _Spellings([text for text, special in protected.items() if special])
         self._names = _special_names(tokenizer)
+        self.tool_format: Final = tool_format(source)
         self.digest: Final = digest_of([source, tokenizer.digest])
 
     @classmethod
@@ -138,18 +131,21 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final: bool = False,
         variables: Mapping[str, object] = _NO_VARIABLES,
+        tools: Sequence[Tool] = (),
     ) -> str:
         """The exact prompt text of messages as ``read_messages`` takes them.
 
         ``continue_final`` ends the prompt with the text of the last message, which must be the
         assistant's, so that the answer goes on from there. ``variables`` are for the template
-        itself; ``self.variables`` are the names that it reads.
+        itself; ``self.variables`` are the names that it reads. ``tools`` are functions that may be
+        called, {"type": "function", "function": {"name", …}}; a template that knows of none gets
+        them, their calls and their answers as plain text.
 
         Raises:
             InvalidRequestError: a message is malformed, or the template refuses the conversation.
             ModelFileError: the template tries to leave its sandbox.
         """
-        ask = _Ask(add_generation_prompt, continue_final, variables)
+        ask = _Ask(add_generation_prompt, continue_final, variables, tools)
         return self._render(messages, ask)[0]
 
     def encode(
@@ -159,15 +155,18 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final: bool = False,
         variables: Mapping[str, object] = _NO_VARIABLES,
+        tools: Sequence[Tool] = (),
     ) -> list[int]:
         """The ids of the rendered prompt; see ``render``. Users' text makes no special token."""
-        ask = _Ask(add_generation_prompt, continue_final, variables)
+        ask = _Ask(add_generation_prompt, continue_final, variables, tools)
         text, breaks = self._render(messages, ask)
         return self._tokenizer.encode_rendered(text, breaks)
 
     def _render(self, messages: Sequence[Mapping[str, object]], ask: _Ask) -> tuple[str, list[int]]:
-        normal = read_messages(messages)
-        texts = [message["content"] for message in normal]
+        normal, tools = read_messages(messages), list(ask.tools)
+        if self.tool_format.is_generic:
+            normal, tools = as_plain_text(normal, tools, self.tool_format), []
+        texts = texts_of([normal, tools])
         check_text("".join(texts), "messages")
         mark, end = _free_marks("".join([self._source, *texts]))
         marked = [self._marked_message(message, mark) for message in normal]
@@ -182,7 +181,7 @@ class ChatTemplate:
                 **ask.variables,
                 **self._names,
                 "messages": marked,
-                "tools": None,
+                "tools": _marked(tools, self._all_tokens, mark) or None,
                 "add_generation_prompt": ask.add_generation_prompt and not ask.continue_final,
             }
         )
@@ -193,10 +192,11 @@ class ChatTemplate:
             rendered = _up_to_last(rendered, end)
         return _take_out(rendered, mark)
 
-    def _marked_message(self, message: dict[str, str], mark: str) -> dict[str, str]:
+    def _marked_message(self, message: Message, mark: str) -> Message:
         wrote_it = message["role"] == "assistant"
         spellings = self._control_tokens if wrote_it else self._all_tokens
-        return {**message, "content": spellings.marked(message["content"], mark)}
+        marked = {key: _marked(value, spellings, mark) for key, value in message.items()}
+        return {**marked, "role": message["role"]}
 
     def _compile(self, source: str) -> Template:
         try:
@@ -277,6 +277,17 @@ class _Spellings:
         return sorted(positions)
 
 
+def _marked(value: Any, spellings: _Spellings, mark: str) -> Any:  # noqa: ANN401 - any JSON
+    """Every text in ``value`` with its marks, names of members included."""
+    if isinstance(value, str):
+        return spellings.marked(value, mark)
+    if isinstance(value, dict):
+        return {spellings.marked(k, mark): _marked(v, spellings, mark) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_marked(item, spellings, mark) for item in value]
+    return value
+
+
 def _free_marks(texts: str) -> list[str]:
     """Two characters that occur in no text."""
     used = set(texts)
@@ -308,74 +319,6 @@ def _take_out(text: str, mark: str) -> tuple[str, list[int]]:
         position += len(piece)
         breaks.append(position)
     return "".join(pieces), breaks
-
-
-def read_messages(messages: object) -> list[dict[str, str]]:
-    """A conversation as templates take it: {"role", "content"}, the content a text.
-
-    ``messages`` is a non-empty list of {"role", "content"}. A role is one of ``ROLES``; a content
-    is a text, or a non-empty list of {"type": "text", "text"} parts, which are joined by a line
-    end. Other keys of a message (``name`` …) are refused unless null or empty, what belongs to
-    tools unless null.
-
-    Raises:
-        InvalidRequestError: naming the message and what is wrong with it.
-    """
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise InvalidRequestError("messages must be a non-empty list", param="messages")
-    return [_normal_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-
-
-def _normal_message(message: object, where: str) -> dict[str, str]:
-    if not isinstance(message, Mapping):
-        raise InvalidRequestError(f"{where} must be an object", param=where)
-    role = message.get("role")
-    if role in TOOL_ROLES:
-        raise InvalidRequestError(
-            f"{where}.role is {role}, but tools are not supported; send what the tool gave as user",
-            param=f"{where}.role",
-        )
-    if not isinstance(role, str) or role not in ROLES:
-        raise InvalidRequestError(
-            f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role"
-        )
-    for key in TOOL_KEYS:
-        if message.get(key) is not None:
-            raise InvalidRequestError(
-                f"{where}.{key}: tools are not supported; leave it out", param=f"{where}.{key}"
-            )
-    for key, value in message.items():
-        if key not in ("role", "content") and value not in (None, []):
-            shown = f"{where}.{_shown(key)}"
-            raise InvalidRequestError(f"{shown} is not supported", param=shown)
-    return {"role": ROLES[role], "content": _content(message.get("content"), f"{where}.content")}
-
-
-def _content(content: object, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise InvalidRequestError(
-            f"{where} must be a string or a non-empty list of text parts", param=where
-        )
-    return "\n".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
-
-
-def _part(part: object, where: str) -> str:
-    if not isinstance(part, Mapping) or part.get("type") != "text":
-        raise InvalidRequestError(f"{where} must be a text part; only text is read", param=where)
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise InvalidRequestError(f"{where}.text must be a string", param=f"{where}.text")
-    if set(part) - {"type", "text"}:
-        raise InvalidRequestError(f"{where} has keys besides type and text", param=where)
-    return text
-
-
-def _shown(key: object) -> str:
-    """A client's own name as it may appear in an error: short, printable ASCII."""
-    text = str(key)[:MAX_SHOWN_CHARS]
-    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text)
 
 
 def _special_names(tokenizer: Tokenizer) -> dict[str, str]:

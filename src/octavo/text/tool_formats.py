@@ -13,7 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from octavo.text.messages import Message
+
 MAX_PARALLEL_CALLS: Final = 16
+
+Tool = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,15 @@ class ToolFormat:
     joint: str = ""
     repeats: bool = False
 
+    @property
+    def is_generic(self) -> bool:
+        """Whether the model's template knows of no tools."""
+        return self is _GENERIC
+
+    def spelled(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """One call, as the model writes it."""
+        return f"{{{self._head(name)}{json.dumps(arguments, ensure_ascii=False)}}}"
+
     def grammar(self, functions: Sequence[Mapping[str, Any]], *, parallel: bool) -> str:
         """A Lark grammar of one call, or several, of ``functions`` ({"name", "parameters"})."""
         calls = " | ".join(self._call(function) for function in functions)
@@ -45,8 +58,7 @@ class ToolFormat:
         return f"start: {begin} call {more} {end}\n{call}"
 
     def _call(self, function: Mapping[str, Any]) -> str:
-        name = json.dumps(function["name"])
-        head = _quoted(f'{{"name": {name}, "{self.key}": ')
+        head = _quoted("{" + self._head(function["name"]))
         schema = {
             **(function.get("parameters") or {"type": "object"}),
             "x-guidance": {
@@ -54,6 +66,9 @@ class ToolFormat:
             },
         }  # fmt: skip
         return f"{head} %json {json.dumps(schema)} {_quoted('}')}"
+
+    def _head(self, name: str) -> str:
+        return f'"name": {json.dumps(name, ensure_ascii=False)}, "{self.key}": '
 
 
 _HERMES: Final = ToolFormat(
@@ -80,9 +95,35 @@ def tool_format(template_source: str) -> ToolFormat:
     return _GENERIC
 
 
-def generic_preamble(tools: Sequence[Mapping[str, Any]]) -> str:
-    """System text that tells a model whose template knows no tools what it may call, and how."""
-    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+def as_plain_text(
+    messages: Sequence[Message], tools: Sequence[Tool], family: ToolFormat
+) -> list[Message]:
+    """A conversation for a template that knows no tools: what there is of them as plain text.
+
+    The functions, and how to call one, are told by the system; calls are what the assistant wrote,
+    and their answers come from the user.
+    """
+    plain = [_plain_message(message, family) for message in messages]
+    if not tools:
+        return plain
+    told = _preamble(tools)
+    if plain[0]["role"] == "system":
+        plain[0]["content"] += f"\n\n{told}"
+        return plain
+    return [{"role": "system", "content": told}, *plain]
+
+
+def _plain_message(message: Message, family: ToolFormat) -> Message:
+    role, content = message["role"], message["content"]
+    if role == "tool":
+        return {"role": "user", "content": f"The function answered: {content}"}
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    spelled = [family.spelled(call["name"], call["arguments"]) for call in calls]
+    return {"role": role, "content": "\n".join(filter(None, [content, *spelled]))}
+
+
+def _preamble(tools: Sequence[Tool]) -> str:
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     return (
         "You may call one of these functions:\n"
         f"{listed}\n"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
-from octavo.text.tool_formats import ToolFormat
+from octavo.text.tool_formats import MAX_PARALLEL_CALLS, ToolFormat
 
 # A name and what comes before it are short; past this it is no call.
 MAX_HEAD_CHARS: Final = 1024
@@ -39,10 +39,16 @@ Piece = str | ToolDelta
 
 
 class ToolParser:
-    """One choice's parser. ``names`` are the functions that may be called; others stay text."""
+    """One choice's parser.
 
-    def __init__(self, family: ToolFormat, names: Collection[str]) -> None:
+    ``names`` are the functions that may be called; others, and calls past ``max_calls``, stay text.
+    """
+
+    def __init__(
+        self, family: ToolFormat, names: Collection[str], *, max_calls: int = MAX_PARALLEL_CALLS
+    ) -> None:
         self._names = names
+        self._max_calls = max_calls
         self._begin = family.begin.strip()
         # What may follow a call, and the state that it leads to.
         self._after: dict[str, Callable[[str], None]] = {}
@@ -112,7 +118,7 @@ class ToolParser:
         if match is None:
             if len(self._held) > MAX_HEAD_CHARS:
                 self._no_call()
-        elif match[1] not in self._names:
+        elif match[1] not in self._names or self.num_calls == self._max_calls:
             self._no_call()
         else:
             self._pieces.append(ToolDelta(self.num_calls, name=match[1]))
