@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from octavo.errors import ConfigError
 
 POLICIES = ("reserve", "estimate", "optimistic")
-PROPOSERS = ("off", "ngram", "suffix")
+PROPOSERS = ("off", "ngram", "suffix", "draft:MODEL")
+DRAFT_MODEL = "draft:"
 ACTIVATIONS = ("int8", "f32")
 KV_DTYPES = ("bf16", "f32")
 
@@ -89,8 +90,15 @@ class SchedulerConfig:
         _whole("max_waiting", self.max_waiting, (1, MAX_WAITING))
         _whole("check_every_n_steps", self.check_every_n_steps, (0, MAX_WAITING))
         _choice("policy", self.policy, POLICIES)
-        _choice("speculate", self.speculate, PROPOSERS)
+        if not self.draft_model:
+            _choice("speculate", self.speculate, PROPOSERS[:-1], also=PROPOSERS[-1])
         _whole("num_draft_tokens", self.num_draft_tokens, (1, MAX_DRAFT_TOKENS))
+
+    @property
+    def draft_model(self) -> str:
+        """The model that drafts, "" if none does."""
+        name = self.speculate
+        return name[len(DRAFT_MODEL) :] if str(name).startswith(DRAFT_MODEL) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +119,8 @@ def _whole(name: str, value: object, bounds: tuple[int, int]) -> None:
         raise ConfigError(f"{option} is {value}; it must be between {low} and {high}", param=name)
 
 
-def _choice(name: str, value: object, known: tuple[str, ...]) -> None:
+def _choice(name: str, value: object, known: tuple[str, ...], *, also: str = "") -> None:
     if value not in known:
         option = "--" + name.replace("_", "-")
-        raise ConfigError(f"{option} is {value!r}; choose one of {', '.join(known)}", param=name)
+        choices = ", ".join((*known, also) if also else known)
+        raise ConfigError(f"{option} is {value!r}; choose one of {choices}", param=name)

@@ -11,7 +11,10 @@ import pytest
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.sampling_params import SamplingParams
+from octavo.errors import ConfigError
 from octavo.llm import LLM, Completion
+from oracles.hf_writer import write_hf_directory
+from oracles.requantize import requantize
 
 CODE = """def area(shape):
     if shape.kind == "circle":
@@ -23,7 +26,6 @@ CODE = """def area(shape):
 PROMPTS = [
     f"Here is the code twice.\n\n{CODE}\n\n{CODE[:60]}",
     "one two three four one two three four one two three",
-    "Here is a list of names: Anna, Bert, Carl, Dora. The same list: Anna,",
     "The history of the lighthouse begins with fires on hilltops.",
 ]
 
@@ -94,13 +96,13 @@ def assert_both_happened(counters: dict[str, int]) -> None:
 @pytest.mark.parametrize("speculate", ["ngram", "suffix"])
 def test_on_equals_off(smollm2_path: Path, plain: dict[int, Answer], speculate: str) -> None:
     with make(smollm2_path, speculate) as llm:
-        one_by_one = {i: run(llm, [i])[i] for i in (0, 6, 12)}
-        assert one_by_one == {i: plain[i] for i in one_by_one}
+        for index in (0, 6, 12):
+            assert run(llm, [index])[index] == plain[index]
         assert_both_happened(llm.stats().counters)
         llm.engine.reset_prefix_cache()
-        order = random.Random(3).sample(sorted(plain), len(plain))
+        order = random.Random(3).sample(sorted(plain), 8)
         before = llm.stats().counters["draft_tokens_accepted"]
-        assert run(llm, order) == plain
+        assert run(llm, order) == {i: plain[i] for i in order}
         assert llm.stats().counters["draft_tokens_accepted"] > before
         assert llm.engine.check_invariants() == llm.engine.violations == []
 
@@ -119,3 +121,44 @@ def test_on_equals_off_in_a_pool_that_is_too_small(
             assert counters[name] > 0, name
         assert "draft_tokens_accepted_at_3" not in counters
         assert llm.stats().gauges["orphan_blocks"] == 0
+
+
+def test_a_draft_model_changes_nothing_either(
+    smollm2_path: Path, plain: dict[int, Answer], tmp_path: Path
+) -> None:
+    """The model itself in fewer bits runs ahead, greedy and seeded; whole drafts are accepted."""
+    small = requantize(smollm2_path, tmp_path / "small.gguf", "Q4_0")
+    with make(smollm2_path, f"draft:{small}", num_draft_tokens=3, budget=64) as llm:
+        for order in ([0], [6], [2, 5]):
+            assert run(llm, order) == {i: plain[i] for i in order}
+        assert_both_happened(llm.stats().counters)
+        assert llm.engine.check_invariants() == llm.engine.violations == []
+        (group,) = llm.model.runner.info.groups
+        layer_bytes = 16 * 3 * 64 * 2 * 2
+        assert group.block_bytes == 2 * 30 * layer_bytes, "blocks hold the KV of both"
+
+
+def test_a_model_that_drafts_for_itself_is_always_right(smollm2_path: Path) -> None:
+    """Noise, penalties, prefix hits, forks and the token that a whole draft leaves out."""
+    with make(smollm2_path, f"draft:{smollm2_path}", num_draft_tokens=3, budget=40) as llm:
+        params = [
+            SamplingParams(temperature=0.0, max_tokens=21, ignore_eos=True),
+            SamplingParams(temperature=1.2, top_k=50, max_tokens=22, n=2, seed=4, ignore_eos=True),
+            SamplingParams(
+                temperature=0.9, presence_penalty=0.8, frequency_penalty=0.3, max_tokens=23,
+                seed=5, ignore_eos=True, min_tokens=9,
+            ),
+        ]  # fmt: skip
+        prompts = [llm.tokenizer.encode(text) for text in PROMPTS]
+        for _ in range(2):
+            llm.generate(prompts, params)
+        counters = llm.stats().counters
+        assert counters["draft_tokens_accepted"] == counters["draft_tokens"] > 50
+        assert counters["prefix_hit_tokens"] > 0
+        assert counters["forks"] == 2
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(smollm2_path: Path, tmp_path: Path) -> None:
+    write_hf_directory(tmp_path, "llama")
+    with pytest.raises(ConfigError, match="its vocabulary is not the model's"):
+        make(smollm2_path, f"draft:{tmp_path}")

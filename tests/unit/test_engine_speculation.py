@@ -308,3 +308,74 @@ def test_a_grammar_binds_every_draft(wrong_by: int) -> None:
         FinishReason.STOP, FinishReason.LENGTH,
     }  # fmt: skip
     assert 0 < driver.counters["draft_tokens_accepted"] < driver.counters["draft_tokens"]
+
+
+# -- drafts of the runner's own ------------------------------------------------------------------
+
+
+def runner_driver(first_wrong, **config) -> EngineDriver:
+    settings = SchedulerConfig(speculate="draft:small", **config)
+    driver = EngineDriver(make_info(block_size=4, num_blocks=256), settings)
+    driver.runner.first_wrong = first_wrong
+    return driver
+
+
+@pytest.mark.parametrize("wrong", [0, 2, 99])
+def test_the_runner_may_draft_by_itself(wrong: int) -> None:
+    driver = runner_driver(lambda: wrong)
+    for i in range(3):
+        submit(driver, f"r{i}", PROMPT[: 5 + i], seed=i, n=1 + i, max_tokens=24)
+    driver.run()
+    driver.verify()
+    counters = driver.counters
+    assert counters["draft_tokens"] == driver.runner.counts.drafts > 0
+    assert counters["draft_tokens_accepted"] == driver.runner.counts.accepted
+    assert (counters["draft_tokens_accepted"] > 0) == (wrong > 0)
+
+
+def test_a_runner_that_was_wrong_is_asked_again_in_time() -> None:
+    right = iter([*[0] * 20, *[99] * 1000])
+    driver = runner_driver(lambda: next(right))
+    submit(driver, max_tokens=600)
+    driver.run()
+    driver.verify()
+    asked = [output.num_drafts for output in driver.outputs]
+    first_rest = asked.index(0, 5)
+    assert any(asked[first_rest:]), "after a rest"
+    assert driver.counters["draft_tokens_accepted"] > 100
+
+
+def test_a_grammar_takes_no_drafts_of_the_runners() -> None:
+    grammar = Grammar(kind="choice", choices=("3 4 5",) * 9)
+    grammars = ToyGrammars(1000)
+    driver = EngineDriver(make_info(), SchedulerConfig(speculate="draft:small"), grammars=grammars)
+    driver.core.handle(grammars.finish(grammar), 0.0)
+    entry = submit(driver, grammar=grammar)
+    driver.run()
+    assert set(entry.delivered[0]) <= {3, 4, 5}
+    assert len(entry.delivered[0]) == 9
+    assert driver.counters["draft_tokens"] == 0
+
+
+def _proposes_too_much(row: RowResult) -> RowResult:
+    return replace(row, proposals=(*row.proposals, *[1] * 9))
+
+
+@pytest.mark.parametrize("change", [_other_draft, _proposes_too_much])
+def test_a_runner_that_lies_about_its_own_drafts_fails_the_step(change) -> None:
+    driver = runner_driver(lambda: 99)
+    driver.core._runner = Liar(driver.runner, change)
+    submit(driver)
+    driver.run()
+    assert isinstance(driver.core.last_fault, EngineError)
+
+
+def test_a_row_without_drafts_cannot_have_accepted_any() -> None:
+    driver = EngineDriver(make_info())
+    driver.core._runner = Liar(driver.runner, lambda row: row)
+    driver.core._runner.execute = lambda plan: StepResult(
+        step_id=plan.step_id, rows=(RowResult(row=0, token_ids=(1, 2), num_verified=1),)
+    )
+    submit(driver)
+    driver.run()
+    assert "no draft of its row" in str(driver.core.last_fault)

@@ -141,7 +141,13 @@ def test_a_full_batch_drafts_only_what_is_nearly_sure() -> None:
 @pytest.mark.parametrize(
     ("field", "bad", "named"),
     [
-        ("speculate", "magic", "--speculate is 'magic'; choose one of off, ngram, suffix"),
+        (
+            "speculate",
+            "magic",
+            "--speculate is 'magic'; choose one of off, ngram, suffix, draft:MODEL",
+        ),
+        ("speculate", "draft:", "--speculate is 'draft:'; choose one of"),
+        ("speculate", 7, "--speculate is 7; choose one of"),
         ("num_draft_tokens", 0, "--num-draft-tokens is 0; it must be between 1 and 32"),
         ("num_draft_tokens", 33, "--num-draft-tokens is 33; it must be between 1 and 32"),
         ("num_draft_tokens", True, "--num-draft-tokens is True; it must be an integer"),

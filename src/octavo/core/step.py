@@ -66,7 +66,8 @@ class RowPlan:
     that follows the last one, for the slot's branch. n > 1 (at a request's first token) samples
     for branches ``branch … branch + n - 1`` from the one row. ``num_drafts`` of the trailing
     tokens are drafts to verify: the row samples after the token before them and after each of
-    them, the history of each sample ending with the drafts before it. ``source_row`` ≥ 0
+    them, the history of each sample ending with the drafts before it. ``num_proposals`` more may
+    be drafted and verified by the runner itself. ``source_row`` ≥ 0
     says that the last token id is unknown here and is what that row of the previous step sampled
     (pipelining).
     """
@@ -77,7 +78,13 @@ class RowPlan:
     tables: tuple[TableUpdate, ...] = ()
     num_samples: int = 0
     num_drafts: int = 0
+    num_proposals: int = 0
     source_row: int = -1
+
+    @property
+    def num_provisional(self) -> int:
+        """Slots behind the row's own tokens, of which the accepted drafts stay."""
+        return self.num_drafts + self.num_proposals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +146,8 @@ class RowResult:
     Results stand in the order of their rows.
 
     ``token_ids`` has one entry per sample, or, for drafts, the ``num_verified`` leading ones that
-    equal what was sampled in their place, and the one sampled behind them.
+    equal what was sampled in their place, and the one sampled behind them. ``proposals`` are the
+    drafts of the runner's own.
     ``logprobs`` is empty unless the row's parameters ask for it. ``failed`` says that some sample
     had no finite logit that is allowed: the request is at fault, not the step.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from octavo.core.request import BranchOutput, FinishReason, TokenLogprobs
-from octavo.core.step import RowResult, StepResult
+from octavo.core.step import RowPlan, RowResult, StepResult
 from octavo.engine.stats import DraftCounters
 from octavo.errors import EngineError
 from octavo.kv import KVCacheManager
@@ -27,14 +27,20 @@ def validate_result(step: ScheduledStep, result: StepResult, vocab_size: int) ->
         asked = rows[index]
         if row.row != index or len(row.token_ids) != asked.num_samples + row.num_verified:
             raise EngineError("the runner returned a wrong number of samples for a row")
-        if row.num_verified:
-            drafts = asked.token_ids[len(asked.token_ids) - asked.num_drafts :]
-            if row.token_ids[: row.num_verified] != drafts[: row.num_verified]:
-                raise EngineError("the runner accepted what was no draft of its row")
+        if row.num_verified or row.proposals:
+            _check_verified(asked, row)
         if not row.failed:
             drawn += row.token_ids
     if drawn and (min(drawn) < 0 or max(drawn) >= vocab_size):
         raise EngineError("the runner sampled a token outside the vocabulary")
+
+
+def _check_verified(asked: RowPlan, row: RowResult) -> None:
+    """What the runner says that it accepted are drafts of the row, its own ones included."""
+    drafts = (*asked.token_ids[len(asked.token_ids) - asked.num_drafts :], *row.proposals)
+    is_accepted = row.token_ids[: row.num_verified] == drafts[: row.num_verified]
+    if not is_accepted or len(row.proposals) > asked.num_proposals:
+        raise EngineError("the runner accepted what was no draft of its row")
 
 
 class TokenCommitter:
@@ -54,7 +60,7 @@ class TokenCommitter:
         """
         commit = self._kv.commit
         for (seq, count), row in zip(step.rows, step.plan.rows, strict=True):
-            if seq.kv is not None and not row.num_drafts:
+            if seq.kv is not None and not row.num_provisional:
                 commit(seq.kv, seq.token_ids, count)
 
     def accept(self, step: ScheduledStep, rows: Iterable[RowResult]) -> list[BranchOutput]:
@@ -72,15 +78,21 @@ class TokenCommitter:
             elif seq.kv is not None:
                 output = _append(seq, row.token_ids, row.logprobs)
                 outputs.append(output)
-                if num_drafts := step.plan.rows[row.row].num_drafts:
-                    output.num_drafts = num_drafts
+                asked = step.plan.rows[row.row]
+                if asked.num_provisional:
+                    output.num_drafts = asked.num_drafts + len(row.proposals)
                     output.num_accepted = min(row.num_verified, len(output.token_ids))
-                    self._keep_drafts(seq, output)
+                    self._keep_drafts(seq, output, row.proposals)
         return outputs
 
-    def _keep_drafts(self, seq: Sequence, output: BranchOutput) -> None:
-        """Commit all that was appended but the last token; the other slots go back at once."""
+    def _keep_drafts(self, seq: Sequence, output: BranchOutput, proposals: tuple[int, ...]) -> None:
+        """Commit all that was appended but the last token; the other slots go back at once.
+
+        ``proposals`` of the runner's own are what its next ones are judged by.
+        """
         assert seq.kv is not None
+        if seq.guess is not None:
+            seq.guess.drafts += proposals
         self._kv.commit(seq.kv, seq.token_ids, len(output.token_ids))
         self.drafts.count(output.num_drafts, output.num_accepted)
 

@@ -8,6 +8,7 @@ from octavo.scheduler.lookup import Lookup
 
 SURE = 1 << 10
 _WEIGHT = 8
+_RECOVERY = 64
 
 
 class Guess:
@@ -32,3 +33,8 @@ class Guess:
                 break
         self.drafts = []
         self.position = len(tokens)
+
+    def recover(self, num_drafts: int) -> None:
+        """Where no draft is made none can be right: give the drafter another chance in time."""
+        if not num_drafts:
+            self.chance += (SURE - self.chance) // _RECOVERY

@@ -361,9 +361,11 @@ class Scheduler:
             self.waiting.charge(seq, num_samples + len(drafts), held=end)
             if seq.grammar is not None and end == len(tokens):
                 masks += grammar_masks(seq.grammar, drafts, row=len(row_plans), offset=count - 1)
-            fresh = (*tokens[start:end], *drafts)
-            updates = self._table_updates(kv)
-            row_plans.append(RowPlan(seq.slot, start, fresh, updates, num_samples, len(drafts)))
+            fresh = (tokens[start],) if count == 1 else tuple(tokens[start:end])
+            row = RowPlan(seq.slot, start, fresh, self._table_updates(kv), num_samples)
+            if drafts:
+                self.speculation.put(row, drafts)
+            row_plans.append(row)
         plan = StepPlan(
             step_id=step_id,
             generation=self.generation,

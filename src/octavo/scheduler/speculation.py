@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Values
 
+from octavo.config import DRAFT_MODEL
+from octavo.core.step import RowPlan
 from octavo.kv import StepReservation
 from octavo.scheduler.guess import SURE, Guess
 from octavo.scheduler.sequence import Sequence
@@ -26,10 +28,14 @@ TILE = 4
 
 
 class Speculation:
-    """Proposes drafts. ``propose`` (guess, sequence, limit) is None where speculation is off."""
+    """Proposes drafts. ``propose`` (guess, sequence, limit) is None where speculation is off.
+
+    ``by_runner``: the runner drafts by itself; the tokens that stand for its drafts mean nothing.
+    """
 
     def __init__(self, proposer: str, num_draft_tokens: int) -> None:
-        self.propose: Proposer | None = _PROPOSERS.get(proposer)
+        self.by_runner = proposer.startswith(DRAFT_MODEL)
+        self.propose: Proposer | None = _unknown if self.by_runner else _PROPOSERS.get(proposer)
         self.num_draft_tokens = num_draft_tokens
 
     def drafts(
@@ -57,7 +63,18 @@ class Speculation:
             assert seq.kv is not None, "I7: a running sequence has KV"
             if count and (count := reservation.extend(seq.kv, len(seq.token_ids), count)):
                 drafts[seq] = tuple(guess.drafts[:count])
+            if self.by_runner:
+                guess.drafts = []
+                guess.recover(count)
         return drafts
+
+    def put(self, row: RowPlan, drafts: tuple[int, ...]) -> None:
+        """Let a row that has just been made verify ``drafts``."""
+        if self.by_runner:
+            row.num_proposals = len(drafts)
+        else:
+            row.token_ids += drafts
+            row.num_drafts = len(drafts)
 
     def _guess(self, seq: Sequence) -> Guess:
         """What may follow ``seq``; the last token that it can have needs no draft."""
@@ -73,6 +90,12 @@ class Speculation:
 
 def _ngram(guess: Guess, seq: Sequence, limit: int) -> list[int]:
     return guess.lookup.ngram(seq.token_ids, limit)
+
+
+def _unknown(guess: Guess, seq: Sequence, limit: int) -> list[int]:
+    """Room for the runner's drafts. A grammar would have to see them first: none with one."""
+    del guess
+    return [0] * limit if seq.grammar is None else []
 
 
 def _suffix(guess: Guess, seq: Sequence, limit: int) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from octavo.core.runner import RunnerInfo
 from octavo.scheduler import Sequence
 from octavo.scheduler.guess import SURE, Guess
-from octavo.testing.fake_runner import run_alone
+from octavo.testing.fake_runner import foresee
 
 
 def clairvoyant(
@@ -20,11 +20,7 @@ def clairvoyant(
 
     def propose(guess: Guess, seq: Sequence, limit: int) -> list[int]:
         guess.chance = SURE - 1
-        end = seq.num_output + limit
-        drafts = run_alone(seq.slot_state(), info, stop_ids=frozenset(), limit=end)[-limit:]
-        wrong = first_wrong()
-        if wrong < limit:
-            drafts[wrong] = (drafts[wrong] + 1) % info.vocab_size
-        return drafts
+        state = seq.slot_state()
+        return foresee(state, info, seq.token_ids, limit=limit, wrong=first_wrong())
 
     return propose

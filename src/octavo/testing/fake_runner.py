@@ -8,7 +8,8 @@ also hold NOT_A_NUMBER: whoever reads it can sample nothing, and that is the req
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from octavo.core.request import TokenLogprobs
 from octavo.core.runner import KVGroupSpec, RunnerInfo
@@ -83,11 +84,13 @@ class FakeRunner:
     """Implements ``Runner``. ``fail_next`` makes the next step raise, after half of its writes.
 
     ``spoil_next`` makes the next step's last row (a chunk, if there is any) write NOT_A_NUMBER.
+    Of the drafts that it proposes itself, number ``first_wrong()`` is not what it will sample.
     """
 
     info: RunnerInfo
     fail_next: bool = False
     spoil_next: bool = False
+    first_wrong: Callable[[], int] = lambda: 99
     counts: RunnerCounts = field(default_factory=RunnerCounts)
     _store: list[list[list[int]]] = field(default_factory=list)
     # Blocks that hold something since they were last poisoned.
@@ -117,6 +120,12 @@ class FakeRunner:
         self._num_steps += 1
         self._apply_slots(plan)
         self._apply_copies(plan)
+        proposals = {i: self._propose(row) for i, row in enumerate(plan.rows) if row.num_proposals}
+        rows = list(plan.rows)
+        for index, drafts in proposals.items():
+            tokens = rows[index].token_ids + drafts
+            rows[index] = replace(rows[index], token_ids=tokens, num_drafts=len(drafts))
+        plan = replace(plan, rows=tuple(rows))
         for index, row in enumerate(plan.rows):
             if self.fail_next and index >= len(plan.rows) // 2:
                 self.fail_next = False
@@ -128,8 +137,20 @@ class FakeRunner:
             for index, row in enumerate(plan.rows)
             if row.num_samples
         ]
+        for sample in samples:
+            sample.proposals = proposals.get(sample.row, ())
         self._count(plan, len(samples))
         return StepResult(step_id=plan.step_id, rows=tuple(samples), progress=self._num_steps)
+
+    def _propose(self, row: RowPlan) -> tuple[int, ...]:
+        """The runner's own drafts: it foresees its samples."""
+        slot = self._slots[row.slot]
+        tokens = [*slot.history[: row.start], *row.token_ids]
+        return tuple(
+            foresee(
+                slot.state, self.info, tokens, limit=row.num_proposals, wrong=self.first_wrong()
+            )
+        )
 
     def _apply_slots(self, plan: StepPlan) -> None:
         if plan.generation != self._generation:
@@ -297,6 +318,18 @@ def run_alone(
         stopped = tokens[-1] in stop_ids and num_output > state.banned_until
         if stopped or num_output >= limit:
             return tokens[state.num_prompt_tokens :]
+
+
+def foresee(
+    state: SlotState, info: RunnerInfo, tokens: list[int], *, limit: int, wrong: int
+) -> list[int]:
+    """The ``limit`` tokens that will follow ``tokens``, but for number ``wrong``: another one."""
+    known = replace(state, token_ids=tuple(tokens))
+    end = len(tokens) - state.num_prompt_tokens + limit
+    drafts = run_alone(known, info, stop_ids=frozenset(), limit=end)[-limit:]
+    if wrong < limit:
+        drafts[wrong] = (drafts[wrong] + 1) % info.vocab_size
+    return drafts
 
 
 def make_info(

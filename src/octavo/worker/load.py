@@ -10,7 +10,7 @@ from pathlib import Path
 
 from octavo.backends.program import Backend, BackendOptions, CacheLayout
 from octavo.config import MAX_THREADS, CacheConfig, EngineConfig
-from octavo.core.runner import RunnerInfo
+from octavo.core.runner import KVGroupSpec, RunnerInfo
 from octavo.environment import environment
 from octavo.errors import ConfigError, ModelFileError
 from octavo.grammar import TokenTable
@@ -18,6 +18,7 @@ from octavo.models import ModelSpec, build_program, cache_layout, kv_groups, mod
 from octavo.text import ChatTemplate, Tokenizer
 from octavo.weights import ModelFile, drop_pages, open_model
 from octavo.weights.hub import resolve_model
+from octavo.worker.draft_model import open_draft_model
 from octavo.worker.memory import available_bytes, pool_blocks
 from octavo.worker.model_runner import ModelRunner
 
@@ -60,14 +61,18 @@ def load_runner(config: EngineConfig, on_stage: Stage | None = None) -> LoadedMo
     clock.done("build tokenizer")
     backend = _backend(config.model.backend)
     program = build_program(spec)
-    max_model_len = _max_model_len(config, spec)
     weight_bytes = sum(tensor.data.nbytes for tensor in model.tensors.values())
-    layout, max_model_len = _pool(
-        config, spec, backend, max_model_len=max_model_len, weight_bytes=weight_bytes
-    )
-    executor = backend.load(program, model.tensors, layout, options=_options(config))
+    layout = _one_block(config, spec)
+    groups, name = kv_groups(program, layout, backend), config.scheduler.draft_model
+    draft = open_draft_model(name, backend, tokenizer, large=spec, layout=layout)
+    if draft is not None:
+        weight_bytes += draft.weight_bytes
+        groups = draft.join(groups)
+    num_blocks, max_model_len = _pool(config, spec, groups, weight_bytes=weight_bytes)
+    layout, options = replace(layout, num_blocks=num_blocks), _options(config)
+    executor = backend.load(program, model.tensors, layout, options=options)
+    drafter = draft.load(backend, num_blocks, options) if draft is not None else None
     clock.done("pack weights")
-    groups = kv_groups(program, layout, backend)
     info = RunnerInfo(
         vocab_size=spec.vocab_size,
         max_model_len=max_model_len,
@@ -88,6 +93,7 @@ def load_runner(config: EngineConfig, on_stage: Stage | None = None) -> LoadedMo
             info,
             max_slots=config.scheduler.max_num_seqs,
             unsampled_ids=tokenizer.unnamed_ids,
+            drafter=drafter,
         ),
         spec=spec,
         tokenizer=tokenizer,
@@ -184,22 +190,21 @@ def _max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
     return asked
 
 
-def _pool(
-    config: EngineConfig,
-    spec: ModelSpec,
-    backend: Backend,
-    *,
-    max_model_len: int,
-    weight_bytes: int,
-) -> tuple[CacheLayout, int]:
-    """The pool, and the context that it can hold: a defaulted context shrinks to fit."""
-    cache = config.cache
-    layout = cache_layout(
-        spec, block_size=cache.block_size, num_blocks=1, kv_dtype=_kv_dtype(config)
+def _one_block(config: EngineConfig, spec: ModelSpec) -> CacheLayout:
+    """The shape of a block, before it is known how many there will be."""
+    return cache_layout(
+        spec, block_size=config.cache.block_size, num_blocks=1, kv_dtype=_kv_dtype(config)
     )
+
+
+def _pool(
+    config: EngineConfig, spec: ModelSpec, groups: tuple[KVGroupSpec, ...], *, weight_bytes: int
+) -> tuple[int, int]:
+    """The pool's blocks, and the context that they hold: a defaulted context shrinks to fit."""
+    cache, max_model_len = config.cache, _max_model_len(config, spec)
     blocks = cache.num_blocks or _fitting_blocks(
         cache,
-        block_bytes=sum(backend.kv_block_bytes(layout, g) for g in range(len(layout.group_layers))),
+        block_bytes=sum(group.block_bytes for group in groups),
         free_bytes=available_bytes() - weight_bytes,
         wanted_tokens=max_model_len * config.scheduler.max_num_seqs,
     )
@@ -211,7 +216,7 @@ def _pool(
                 "lower it or raise --kv-memory"
             )
         max_model_len = pool_tokens
-    return replace(layout, num_blocks=blocks), max_model_len
+    return blocks, max_model_len
 
 
 def _fitting_blocks(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from octavo.core.runner import RunnerInfo
 from octavo.core.step import RowPlan, RowResult, StepPlan, StepResult
 from octavo.errors import EngineError
 from octavo.worker.batch import allowed_mask, build_batch
+from octavo.worker.drafter import Drafter
 from octavo.worker.slots import SlotTable
 
 
@@ -31,8 +33,10 @@ class ModelRunner:
         *,
         max_slots: int,
         unsampled_ids: Sequence[int] = (),
+        drafter: Drafter | None = None,
     ) -> None:
         self._executor = executor
+        self._drafter = drafter
         self._info = info
         self._generation = 0
         blocks_per_table = -(-info.max_model_len // info.block_size) + 1
@@ -64,7 +68,7 @@ class ModelRunner:
         Raises:
             EngineError: the plan asks for what this runner does not do.
         """
-        _refuse_unsupported(plan)
+        _refuse_unsupported(plan, can_draft=self._drafter is not None)
         if plan.generation != self._generation:
             self._slots.clear()
             self._generation = plan.generation
@@ -73,18 +77,38 @@ class ModelRunner:
         for state in plan.new_slots:
             self._slots.assign(state)
         self._slots.update(plan.rows)
+        proposals: dict[int, tuple[int, ...]] = {}
+        if self._drafter is not None:
+            proposals = self._drafter.propose(plan, self._slots, allowed=self._allowed)
+            plan = self._with_proposals(plan, proposals)
         batch = build_batch(plan, self._slots, allowed=self._allowed, want_logits=self.want_logits)
         output = self._executor.forward(batch)
         self.last_output = output
+        rows = _row_results(plan, batch.sample.num_logprobs, output)
+        if self._drafter is not None:
+            for row in rows:
+                row.proposals = proposals.get(row.row, ())
+                self._drafter.note(plan.rows[row.row], row.proposals, row.num_verified)
         return StepResult(
             step_id=plan.step_id,
-            rows=_row_results(plan, batch.sample.num_logprobs, output),
+            rows=rows,
             progress=self._executor.progress,
         )
 
     def close(self) -> None:
-        """Free the executor. Idempotent."""
+        """Free the executors. Idempotent."""
         self._executor.close()
+        if self._drafter is not None:
+            self._drafter.close()
+
+    def _with_proposals(self, plan: StepPlan, proposals: dict[int, tuple[int, ...]]) -> StepPlan:
+        """The plan with the drafter's proposals as drafts."""
+        rows = list(plan.rows)
+        for index, drafts in proposals.items():
+            tokens = (*rows[index].token_ids, *drafts)
+            rows[index] = replace(rows[index], token_ids=tokens, num_drafts=len(drafts))
+        self._slots.update([replace(rows[index], tables=()) for index in proposals])
+        return replace(plan, rows=tuple(rows))
 
 
 def _row_results(
@@ -144,8 +168,10 @@ def _logprobs(output: StepOutput, samples: range, count: int) -> tuple[TokenLogp
     )
 
 
-def _refuse_unsupported(plan: StepPlan) -> None:
+def _refuse_unsupported(plan: StepPlan, *, can_draft: bool) -> None:
     if plan.swaps:
         raise EngineError("this runner has no host tier; the plan asks for swap moves")
     if any(row.source_row >= 0 for row in plan.rows):
         raise EngineError("this runner pipelines no steps")
+    if not can_draft and any(row.num_proposals for row in plan.rows):
+        raise EngineError("this runner has no model that drafts")
