@@ -20,6 +20,8 @@ SAMPLES: dict[str, Any] = {
     "stop": "zzz", "stop_sequences": ["zzz"], "stop_token_ids": [5],
     "include_stop_str_in_output": True, "skip_special_tokens": False, "seed": -4,
     "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.2,
+    "truncate_prompt_tokens": 4, "return_token_ids": True, "cache_salt": "mine",
+    "continue_final_message": False, "add_generation_prompt": False, "chat_template_kwargs": {},
     "logit_bias": {"5": -100}, "min_tokens": 2, "ignore_eos": True,
     "response_format": {"type": "json_object"}, "structured_outputs": {"choice": ["a", "b"]},
     "echo": True, "stream": True, "priority": 1, "timeout": 60,

@@ -37,6 +37,7 @@ class Call:
     prompt_texts: Sequence[str] = ()
     asked_tokens: int | None = None
     timeout_s: float | None = None
+    shows_ids: bool = False
 
     @property
     def sampling(self) -> SamplingParams:

@@ -9,10 +9,10 @@ from contextlib import aclosing
 
 from octavo.frontend import BranchDelta, RequestOutput
 from octavo.server.call import Call, OpenAIFraming, answer, read_call, read_stream_options
-from octavo.server.conversation import Conversation, conversation_request
+from octavo.server.conversation import chat_conversation
+from octavo.server.engine_request import engine_request
 from octavo.server.fields import Endpoint, check_fields
 from octavo.server.generation import Choice, Generation
-from octavo.server.prompts import read_chat
 from octavo.server.rendering import chat_logprobs, finish_text, usage_object
 from octavo.server.replies import Exchange, encode_json
 from octavo.server.sampling_fields import sampling_from_body
@@ -40,13 +40,15 @@ def parse_chat(state: ServerState, values: dict[str, object]) -> Call:
     sampling = sampling_from_body(
         body, Endpoint.CHAT, defaults=state.defaults, vocab_size=state.tokenizer.vocab_size
     )
-    token_ids = Conversation(messages=read_chat(body)).encode(state.template())
+    template = state.template()
+    token_ids = chat_conversation(body, template).encode(template)
     return Call(
-        requests=[conversation_request(state, token_ids, sampling)],
+        requests=[engine_request(state, body, token_ids, sampling=sampling)],
         model=model,
         stream=stream,
         include_usage=include_usage,
         ignored=ignored,
+        shows_ids=body.boolean("return_token_ids"),
     )
 
 
@@ -76,8 +78,10 @@ class _Writer(OpenAIFraming):
 
     def response(self, generation: Generation, choices: Sequence[Choice]) -> dict[str, object]:
         """The object of a request that is not streamed."""
+        ids = {"prompt_token_ids": self._call.requests[0].prompt_token_ids}
         return {
             **self._base,
+            **(ids if self._call.shows_ids else {}),
             "object": "chat.completion",
             "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
             "usage": usage_object(generation.usage),
@@ -88,6 +92,7 @@ class _Writer(OpenAIFraming):
         if self._top is not None:
             logprobs = chat_logprobs(choice.logprobs, self._tokenizer, top=self._top)
         return {
+            **({"token_ids": choice.token_ids} if self._call.shows_ids else {}),
             "index": index,
             "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None},
             "logprobs": logprobs,
@@ -110,35 +115,37 @@ class _Writer(OpenAIFraming):
         if not self._started:
             self._started = True
             role = b'{"role":"assistant","content":""}'
-            chunks += [self._chunk(index, role) for index in range(self._call.sampling.n)]
+            more = self._prompt_ids()
+            chunks += [self._chunk(index, role, more=more) for index in range(len(self._heads))]
         for delta in output.branches:
-            if delta.text or delta.logprobs:
+            if delta.text or delta.logprobs or (self._call.shows_ids and delta.token_ids):
                 content = b'{"content":' + encode_json(delta.text) + b"}"
-                chunks.append(self._chunk(delta.branch, content, delta=delta))
+                chunks.append(self._chunk(delta.branch, content, more=self._more(delta)))
             if delta.finish_reason is not None:
                 finish = encode_json(finish_text(delta.finish_reason))
                 chunks.append(self._chunk(delta.branch, b"{}", finish=finish))
         return b"".join(chunks)
 
+    def _prompt_ids(self) -> bytes:
+        if not self._call.shows_ids:
+            return b""
+        return b',"prompt_token_ids":' + encode_json(self._call.requests[0].prompt_token_ids)
+
+    def _more(self, delta: BranchDelta) -> bytes:
+        """What stands beside a content, where it was asked for."""
+        more = b""
+        if self._top is not None:
+            logprobs = chat_logprobs(delta.logprobs, self._tokenizer, top=self._top)
+            more += b',"logprobs":' + encode_json(logprobs)
+        if self._call.shows_ids:
+            more += b',"token_ids":' + encode_json(delta.token_ids)
+        return more
+
     def _chunk(
-        self,
-        index: int,
-        content: bytes,
-        *,
-        delta: BranchDelta | None = None,
-        finish: bytes = b"null",
+        self, index: int, content: bytes, *, more: bytes = b"", finish: bytes = b"null"
     ) -> bytes:
-        logprobs = b"null"
-        if self._top is not None and delta is not None:
-            logprobs = encode_json(chat_logprobs(delta.logprobs, self._tokenizer, top=self._top))
+        if b',"logprobs":' not in more:
+            more += b',"logprobs":null'
         return b"".join(
-            (
-                self._heads[index],
-                content,
-                b',"logprobs":',
-                logprobs,
-                b',"finish_reason":',
-                finish,
-                self._suffix,
-            )
+            (self._heads[index], content, more, b',"finish_reason":', finish, self._suffix)
         )

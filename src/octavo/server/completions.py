@@ -7,21 +7,18 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from octavo.core.request import FinishReason, Request, TokenLogprobs
-from octavo.core.sampling_params import MAX_N, SamplingParams
+from octavo.core.request import Request
+from octavo.core.sampling_params import MAX_N
 from octavo.errors import InvalidRequestError
-from octavo.frontend import BranchDelta, RequestOutput
+from octavo.frontend import RequestOutput
 from octavo.server.call import Call, OpenAIFraming, answer, read_call, read_stream_options
+from octavo.server.engine_request import engine_request
 from octavo.server.fields import Endpoint, check_fields
 from octavo.server.generation import Choice, Generation, flat
 from octavo.server.prompts import read_prompts
 from octavo.server.rendering import CompletionLogprobs, finish_text, usage_object
 from octavo.server.replies import Exchange, encode_json
-from octavo.server.sampling_fields import (
-    COMPLETIONS_MAX_TOKENS,
-    fit_max_tokens,
-    sampling_from_body,
-)
+from octavo.server.sampling_fields import COMPLETIONS_MAX_TOKENS, sampling_from_body
 from octavo.server.sse import END_OF_EVENT, event
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody
@@ -59,35 +56,35 @@ def parse_completion(state: ServerState, values: dict[str, object]) -> Call:
             f"choices; the limit is {MAX_N}",
             param="n",
         )
-    requests = [_request(state, prompt, sampling) for prompt in prompts]
+    ids = [_ids(state, prompt) for prompt in prompts]
+    default = max(COMPLETIONS_MAX_TOKENS, sampling.min_tokens)
+    requests = [
+        engine_request(state, body, one, sampling=sampling, default_tokens=default) for one in ids
+    ]
     return Call(
         requests=requests,
         model=model,
         stream=stream,
         include_usage=include_usage,
         ignored=ignored,
-        prompt_texts=[_text(state, prompt) if echo else "" for prompt in prompts],
+        shows_ids=body.boolean("return_token_ids"),
+        prompt_texts=[
+            _text(state, prompt, request) if echo else ""
+            for prompt, request in zip(prompts, requests, strict=True)
+        ],
     )
 
 
-def _request(state: ServerState, prompt: str | list[int], sampling: SamplingParams) -> Request:
-    token_ids = state.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-    sampling = fit_max_tokens(
-        sampling,
-        num_prompt_tokens=len(token_ids),
-        limits=state.token_limits(),
-        default=max(COMPLETIONS_MAX_TOKENS, sampling.min_tokens),
-    )
-    return Request(
-        request_id="",
-        prompt_token_ids=tuple(token_ids),
-        sampling=sampling,
-        eos_token_ids=state.eos_token_ids,
-    )
+def _ids(state: ServerState, prompt: str | list[int]) -> list[int]:
+    return state.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
 
-def _text(state: ServerState, prompt: str | list[int]) -> str:
-    return prompt if isinstance(prompt, str) else state.tokenizer.decode(prompt)
+def _text(state: ServerState, prompt: str | list[int], request: Request) -> str:
+    """What is echoed: the prompt as it was sent, unless it was shortened."""
+    kept = request.prompt_token_ids
+    if isinstance(prompt, str) and len(kept) == len(_ids(state, prompt)):
+        return prompt
+    return state.tokenizer.decode(kept)
 
 
 class _Writer(OpenAIFraming):
@@ -118,12 +115,7 @@ class _Writer(OpenAIFraming):
     def response(self, generation: Generation, choices: Sequence[Choice]) -> dict[str, object]:
         """The object of a request that is not streamed."""
         rendered = [
-            self._choice(
-                index,
-                self._prompt_text(index) + "".join(choice.text),
-                logprobs=choice.logprobs,
-                finish=choice.finish_reason,
-            )
+            self._choice(index, self._prompt_text(index) + "".join(choice.text), choice)
             for index, choice in enumerate(choices)
         ]
         return {**self._base, "choices": rendered, "usage": usage_object(generation.usage)}
@@ -145,30 +137,31 @@ class _Writer(OpenAIFraming):
         """An output's chunks as one write."""
         chunks = []
         for index, delta in flat(prompt_index, output, self._n):
+            part = Choice()
+            part.add(delta)
             text = delta.text
             if index not in self._started:
-                self._started.add(index)
                 text = self._prompt_text(index) + text
-            if text or delta.logprobs or delta.finish_reason is not None:
-                chunks.append(self._chunk(index, text, delta))
+            ids = self._call.shows_ids and delta.token_ids
+            if text or ids or delta.logprobs or delta.finish_reason is not None:
+                choice = self._choice(index, text, part)
+                chunks.append(self._prefix + encode_json(choice) + self._suffix)
         return b"".join(chunks)
 
-    def _choice(
-        self,
-        index: int,
-        text: str,
-        *,
-        logprobs: Sequence[TokenLogprobs],
-        finish: FinishReason | None,
-    ) -> dict[str, object]:
-        rendered = None if self._logprobs is None else self._logprobs[index].render(logprobs)
+    def _choice(self, index: int, text: str, choice: Choice) -> dict[str, object]:
+        """A choice, or what is new in it."""
+        logprobs = self._logprobs
+        ids: dict[str, object] = {}
+        if self._call.shows_ids:
+            ids["token_ids"] = choice.token_ids
+            if index not in self._started:
+                request = self._call.requests[index // self._n]
+                ids["prompt_token_ids"] = request.prompt_token_ids
+        self._started.add(index)
         return {
             "index": index,
             "text": text,
-            "logprobs": rendered,
-            "finish_reason": finish_text(finish),
+            "logprobs": None if logprobs is None else logprobs[index].render(choice.logprobs),
+            "finish_reason": finish_text(choice.finish_reason),
+            **ids,
         }
-
-    def _chunk(self, index: int, text: str, delta: BranchDelta) -> bytes:
-        choice = self._choice(index, text, logprobs=delta.logprobs, finish=delta.finish_reason)
-        return self._prefix + encode_json(choice) + self._suffix

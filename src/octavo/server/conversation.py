@@ -1,15 +1,18 @@
-"""What the chat protocols share: a conversation becomes one request of the engine."""
+"""What the chat protocols share: a conversation, and how the model's template renders it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from octavo.core.request import Request
-from octavo.core.sampling_params import SamplingParams
-from octavo.server.sampling_fields import fit_max_tokens
-from octavo.server.state import ServerState
+from octavo.errors import InvalidRequestError
+from octavo.server.prompts import read_chat
+from octavo.server.typed_body import TypedBody, shown_name
 from octavo.text import ChatTemplate
+
+# A word or two: nothing that could spell a special token.
+_WORD = re.compile(r"[A-Za-z0-9 _.-]{0,64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,21 +37,53 @@ class Conversation:
             variables=self.variables,
         )
 
+    def render(self, template: ChatTemplate) -> str:
+        """The prompt's text, of which ``encode`` gives the ids.
 
-def conversation_request(
-    state: ServerState, token_ids: Sequence[int], sampling: SamplingParams
-) -> Request:
-    """The engine's request for a rendered conversation; without ``max_tokens`` the context bounds.
+        Raises:
+            InvalidRequestError: the template does not take it.
+        """
+        return template.render(
+            self.messages,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final=self.continue_final,
+            variables=self.variables,
+        )
+
+
+def chat_conversation(body: TypedBody, template: ChatTemplate) -> Conversation:
+    """The conversation of a chat request, with its fields for the template.
 
     Raises:
-        OctavoError: it does not fit.
+        InvalidRequestError: naming the field.
     """
-    sampling = fit_max_tokens(
-        sampling, num_prompt_tokens=len(token_ids), limits=state.token_limits(), default=None
+    continues = body.boolean("continue_final_message")
+    if continues and body.boolean("add_generation_prompt"):
+        raise InvalidRequestError(
+            "continue_final_message and add_generation_prompt exclude each other",
+            param="continue_final_message",
+        )
+    return Conversation(
+        messages=read_chat(body),
+        add_generation_prompt=body.boolean_or("add_generation_prompt", True),
+        continue_final=continues,
+        variables=_variables(body, template),
     )
-    return Request(
-        request_id="",
-        prompt_token_ids=tuple(token_ids),
-        sampling=sampling,
-        eos_token_ids=state.eos_token_ids,
-    )
+
+
+def _variables(body: TypedBody, template: ChatTemplate) -> dict[str, object]:
+    """Only what the template reads, and only values that can spell nothing."""
+    given = body.mapping("chat_template_kwargs")
+    for name, value in given.items():
+        where = f"chat_template_kwargs.{shown_name(name)}"
+        if name not in template.variables:
+            known = ", ".join(sorted(template.variables)) or "none"
+            raise InvalidRequestError(
+                f"{where} is not read by this model's template; it reads: {known}", param=where
+            )
+        word = isinstance(value, str) and _WORD.fullmatch(value) is not None
+        if not (word or value is None or isinstance(value, bool | int | float)):
+            raise InvalidRequestError(
+                f"{where} must be true, false, null, a number or a plain word", param=where
+            )
+    return given

@@ -19,8 +19,9 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequestError, OctavoError
 from octavo.frontend import BranchDelta, RequestOutput, Usage
 from octavo.server.call import Call, answer, read_call, read_values
-from octavo.server.conversation import Conversation, conversation_request
+from octavo.server.conversation import Conversation
 from octavo.server.dialects import ANTHROPIC
+from octavo.server.engine_request import engine_request
 from octavo.server.fields import Endpoint, check_fields
 from octavo.server.generation import Choice, Generation
 from octavo.server.prompts import check_message_count
@@ -75,7 +76,7 @@ def parse_message(state: ServerState, values: dict[str, object]) -> Call:
     token_ids = conversation.encode(state.template())
     sampling = _within_context(sampling, len(token_ids), state.token_limits())
     return Call(
-        requests=[conversation_request(state, token_ids, sampling)],
+        requests=[engine_request(state, body, token_ids, sampling=sampling)],
         model=model,
         stream=body.boolean("stream"),
         include_usage=True,

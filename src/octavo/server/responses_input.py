@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from octavo.errors import InvalidRequestError, ResponseNotFoundError
 from octavo.server.call import Call
-from octavo.server.conversation import Conversation, conversation_request
+from octavo.server.conversation import Conversation
 from octavo.server.dialects import RESPONSES
+from octavo.server.engine_request import engine_request
 from octavo.server.fields import Endpoint, check_fields
 from octavo.server.prompts import check_message_count
 from octavo.server.sampling_fields import LOGPROBS_INCLUDE, sampling_from_body
@@ -62,7 +63,7 @@ def parse_response(state: ServerState, values: dict[str, object], owner: bytes) 
     )
     conversation, messages = read_conversation(state, body, owner)
     token_ids = conversation.encode(state.template())
-    request = conversation_request(state, token_ids, sampling)
+    request = engine_request(state, body, token_ids, sampling=sampling)
     return ResponseCall(
         requests=[request],
         model=model,
