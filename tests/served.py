@@ -29,6 +29,9 @@ PATHS = {
     Endpoint.COUNT_TOKENS: "/v1/messages/count_tokens",
     Endpoint.RESPONSES: "/v1/responses",
     Endpoint.INPUT_TOKENS: "/v1/responses/input_tokens",
+    Endpoint.TOKENIZE: "/tokenize",
+    Endpoint.DETOKENIZE: "/detokenize",
+    Endpoint.APPLY_TEMPLATE: "/apply-template",
 }
 # The least that an endpoint takes.
 LEAST: dict[Endpoint, dict[str, Any]] = {
@@ -38,6 +41,9 @@ LEAST: dict[Endpoint, dict[str, Any]] = {
     Endpoint.COUNT_TOKENS: {"messages": HELLO},
     Endpoint.RESPONSES: {"input": "Hello there.", "max_output_tokens": 5, "seed": 1},
     Endpoint.INPUT_TOKENS: {"input": "Hello there."},
+    Endpoint.TOKENIZE: {"messages": HELLO},
+    Endpoint.DETOKENIZE: {"tokens": [1]},
+    Endpoint.APPLY_TEMPLATE: {"messages": HELLO},
 }
 
 

@@ -560,6 +560,59 @@ def test_tokens_and_text(play: Any) -> None:
         check_error(await here.post("/detokenize", tokens=[-1]), 400, "tokens")
         check_error(await here.post("/detokenize", tokens=["a"]), 400, "tokens")
         check_error(await here.post("/tokenize", prompt="a", foo=1), 400, "foo")
+        odd = {"prompt": "a", "add_generation_prompt": False}
+        check_error(await here.post("/tokenize", **odd), 400, "add_generation_prompt")
+        odd = {"messages": HELLO, "add_special_tokens": False}
+        check_error(await here.post("/tokenize", **odd), 400, "add_special_tokens")
+
+    play(test)
+
+
+def test_a_template_applied_is_the_prompt(play: Any) -> None:
+    async def test(here: Served) -> None:
+        begun = [*HELLO, {"role": "assistant", "content": "Well, I"}]
+        for options in (
+            {"messages": HELLO},
+            {"messages": HELLO, "add_generation_prompt": False},
+            {"messages": begun, "continue_final_message": True},
+        ):
+            text = (await here.post("/apply-template", **options)).json()["prompt"]
+            ids = (await here.post("/tokenize", **options)).json()["tokens"]
+            assert (await here.post("/detokenize", tokens=ids)).json() == {"prompt": text}
+
+    play(test)
+
+
+def test_the_prefix_cache_can_be_forgotten(play: Any) -> None:
+    async def test(here: Served) -> None:
+        async def hit() -> int:
+            body = (await here.complete(prompt="Tell me a tale. " * 20)).json()
+            cached: int = body["usage"]["prompt_tokens_details"]["cached_tokens"]
+            return cached
+
+        assert await hit() == 0
+        assert await hit() > 50
+        assert (await here.post("/reset_prefix_cache")).status_code == 200
+        assert await hit() == 0
+
+    play(test)
+
+
+def test_timings_stand_beside_usage(play: Any) -> None:
+    async def test(here: Served) -> None:
+        usage = {"stream": True, "stream_options": {"include_usage": True}}
+        found = [
+            (await here.chat()).json(),
+            (await here.complete()).json(),
+            (await here.messages()).json(),
+            (await here.respond()).json(),
+            events(await here.chat(**usage))[-2],
+            events(await here.complete(**usage))[-2],
+        ]
+        for body in found:
+            assert body["usage"]
+            timings = body["timings"]
+            assert 0 < timings["first_token_ms"] <= timings["total_ms"]
 
     play(test)
 

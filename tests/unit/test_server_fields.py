@@ -20,7 +20,8 @@ SAMPLES: dict[str, Any] = {
     "stop": "zzz", "stop_sequences": ["zzz"], "stop_token_ids": [5],
     "include_stop_str_in_output": True, "skip_special_tokens": False, "seed": -4,
     "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.2,
-    "truncate_prompt_tokens": 4, "return_token_ids": True, "cache_salt": "mine",
+    "tokens": [5, 6], "add_special_tokens": False, "truncate_prompt_tokens": 4,
+    "return_token_ids": True, "cache_salt": "mine",
     "continue_final_message": False, "add_generation_prompt": False, "chat_template_kwargs": {},
     "logit_bias": {"5": -100}, "min_tokens": 2, "ignore_eos": True,
     "response_format": {"type": "json_object"}, "structured_outputs": {"choice": ["a", "b"]},
@@ -70,9 +71,11 @@ def test_the_field_table_is_true(play: Any, field: Field, endpoint: Endpoint) ->
         else:
             sample = sample_of(field, endpoint)
             extra = EXTRA.get(field.name, {})
+            if endpoint is Endpoint.TOKENIZE and field.name in ("prompt", "add_special_tokens"):
+                extra = {"messages": None, "prompt": "Hi"}
             if (field.name, endpoint) == ("top_logprobs", Endpoint.RESPONSES):
                 extra = {"include": [LOGPROBS_INCLUDE]}
-            response = await ask(**{field.name: sample}, **extra)
+            response = await ask(**{**extra, field.name: sample})
             assert response.status_code == 200, response.text
         while here.client.num_active:  # noqa: ASYNC110 - made in the background
             await asyncio.sleep(0)

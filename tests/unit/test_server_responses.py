@@ -79,7 +79,7 @@ def test_a_response_and_its_stream_are_one(play: Any) -> None:
         assert logprobs == whole["output"][0]["content"][0]["logprobs"]
         last = found[-1]["response"]
         RESOURCE.validate_python(last)
-        same = ("output", "usage", "id", "created_at", "completed_at")
+        same = ("output", "usage", "id", "created_at", "completed_at", "timings")
         assert {k: v for k, v in last.items() if k not in same} == {
             k: v for k, v in whole.items() if k not in same
         }

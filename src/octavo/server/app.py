@@ -10,15 +10,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo import __version__
 from octavo.api_keys import ADMIN_TENANT
-from octavo.errors import InvalidRequestError
 from octavo.server.chat import chat_completions
 from octavo.server.completions import completions
 from octavo.server.edge import Edge, RejectedError
-from octavo.server.json_body import parse_json_object
 from octavo.server.kv_page import kv_page
 from octavo.server.messages_api import count_tokens, messages
 from octavo.server.metrics import CONTENT_TYPE
-from octavo.server.prompts import MAX_PROMPT_IDS, read_chat
 from octavo.server.replies import Exchange, send_bytes, send_json, send_pieces
 from octavo.server.responses_api import (
     cancel_response,
@@ -28,7 +25,7 @@ from octavo.server.responses_api import (
     get_response,
 )
 from octavo.server.state import ServerState
-from octavo.server.typed_body import TypedBody, shown_name
+from octavo.server.text_endpoints import apply_template, detokenize, tokenize
 
 Handler = Callable[[ServerState, Exchange], Awaitable[None]]
 
@@ -87,8 +84,10 @@ def build_app(state: ServerState, *, allowed_hosts: Iterable[str] = ()) -> ASGIA
             Route("/v1/responses/{response_id}", stored),
             get("/v1/models", _models),
             get("/v1/models/{name:path}", _model),
-            post("/tokenize", _tokenize),
-            post("/detokenize", _detokenize),
+            post("/tokenize", tokenize),
+            post("/detokenize", detokenize),
+            post("/apply-template", apply_template),
+            post("/reset_prefix_cache", _reset_prefix_cache),
             get("/health", _health, public=True),
             get("/ready", _ready, public=True),
             get("/version", _version),
@@ -139,64 +138,6 @@ async def _model(state: ServerState, http: Exchange) -> None:
     await send_json(http.send, _model_object(state, name))
 
 
-_TOKENIZE_FIELDS = frozenset({"model", "prompt", "messages", "add_special_tokens"})
-_DETOKENIZE_FIELDS = frozenset({"model", "tokens"})
-
-
-async def _read(state: ServerState, http: Exchange, fields: frozenset[str]) -> TypedBody:
-    """A small JSON body with no other field than ``fields``."""
-    async with state.bodies.reading(http.headers, http.receive) as body:
-        values = await state.text_thread.run(len(body), lambda: parse_json_object(body))
-    for name in values:
-        if name not in fields:
-            shown = shown_name(name)
-            raise InvalidRequestError(f'unknown field "{shown}"', param=shown)
-    typed = TypedBody(values)
-    state.check_model(typed.string("model"))
-    return typed
-
-
-async def _tokenize(state: ServerState, http: Exchange) -> None:
-    body = await _read(state, http, _TOKENIZE_FIELDS)
-    prompt = body.string("prompt")
-    if (prompt is None) == (body.raw("messages") is None):
-        raise InvalidRequestError("send either prompt or messages", param="prompt")
-    special = body.boolean_or("add_special_tokens", True)
-
-    def work() -> list[int]:
-        if prompt is None:
-            return state.template().encode(read_chat(body))
-        return state.tokenizer.encode(prompt, add_special_tokens=special)
-
-    tokens = await state.text_thread.run(len(prompt or "") or 1 << 20, work)
-    welcome = state.client.welcome
-    limit = welcome.max_model_len if welcome is not None else None
-    await send_json(http.send, {"tokens": tokens, "count": len(tokens), "max_model_len": limit})
-
-
-async def _detokenize(state: ServerState, http: Exchange) -> None:
-    body = await _read(state, http, _DETOKENIZE_FIELDS)
-    given = body.raw("tokens")
-    if given is None:
-        raise InvalidRequestError("tokens is missing; send a list of token ids", param="tokens")
-
-    def work() -> str:
-        tokens = body.integers("tokens")
-        limit = state.tokenizer.vocab_size
-        if tokens and (min(tokens) < 0 or max(tokens) >= limit):
-            raise InvalidRequestError(
-                f"token ids must be between 0 and {limit - 1}", param="tokens"
-            )
-        return state.tokenizer.decode(tokens, skip_special_tokens=False)
-
-    size = len(given) if isinstance(given, list) else 0
-    if size > MAX_PROMPT_IDS:
-        raise InvalidRequestError(
-            f"tokens has {size} ids; the limit is {MAX_PROMPT_IDS}", param="tokens"
-        )
-    await send_json(http.send, {"prompt": await state.text_thread.run(size, work)})
-
-
 async def _health(state: ServerState, http: Exchange) -> None:
     await send_json(http.send, {"status": "alive"})
 
@@ -215,6 +156,10 @@ _RETRY = ((b"retry-after", b"2"),)
 
 async def _version(state: ServerState, http: Exchange) -> None:
     await send_json(http.send, {"version": __version__})
+
+
+async def _reset_prefix_cache(state: ServerState, http: Exchange) -> None:
+    await send_json(http.send, await state.client.control("reset_prefix_cache"))
 
 
 async def _metrics(state: ServerState, http: Exchange) -> None:

@@ -85,6 +85,7 @@ class _Writer(OpenAIFraming):
             "object": "chat.completion",
             "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
             "usage": usage_object(generation.usage),
+            "timings": generation.timings,
         }
 
     def _choice(self, index: int, choice: Choice) -> dict[str, object]:
@@ -106,8 +107,8 @@ class _Writer(OpenAIFraming):
                 if chunks := self._chunks(output):
                     yield chunks
         if self._call.include_usage and not generation.disconnected:
-            usage = encode_json(usage_object(generation.usage))
-            yield self._prefix + b',"choices":[],"usage":' + usage + b"}" + END_OF_EVENT
+            last = {"usage": usage_object(generation.usage), "timings": generation.timings}
+            yield self._prefix + b',"choices":[],' + encode_json(last)[1:] + END_OF_EVENT
 
     def _chunks(self, output: RequestOutput) -> bytes:
         """An output's chunks as one write: the roles first, then contents and finishes."""

@@ -87,6 +87,10 @@ def _text(state: ServerState, prompt: str | list[int], request: Request) -> str:
     return state.tokenizer.decode(kept)
 
 
+def _usage(generation: Generation) -> dict[str, object]:
+    return {"usage": usage_object(generation.usage), "timings": generation.timings}
+
+
 class _Writer(OpenAIFraming):
     """Renders one completions request's response."""
 
@@ -118,7 +122,7 @@ class _Writer(OpenAIFraming):
             self._choice(index, self._prompt_text(index) + "".join(choice.text), choice)
             for index, choice in enumerate(choices)
         ]
-        return {**self._base, "choices": rendered, "usage": usage_object(generation.usage)}
+        return {**self._base, "choices": rendered, **_usage(generation)}
 
     def _prompt_text(self, index: int) -> str:
         return self._call.prompt_texts[index // self._n]
@@ -130,8 +134,7 @@ class _Writer(OpenAIFraming):
                 if chunks := self._chunks(prompt_index, output):
                     yield chunks
         if self._call.include_usage and not generation.disconnected:
-            usage = usage_object(generation.usage)
-            yield event({**self._base, "choices": [], "usage": usage})
+            yield event({**self._base, "choices": [], **_usage(generation)})
 
     def _chunks(self, prompt_index: int, output: RequestOutput) -> bytes:
         """An output's chunks as one write."""

@@ -24,6 +24,9 @@ class Endpoint(StrEnum):
     COUNT_TOKENS = "count_tokens"
     RESPONSES = "responses"
     INPUT_TOKENS = "input_tokens"
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
+    APPLY_TEMPLATE = "apply_template"
 
 
 class Treatment(StrEnum):
@@ -40,9 +43,13 @@ ANTHROPIC = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
 RESPONSES = frozenset({Endpoint.RESPONSES})
 INPUT = frozenset({Endpoint.RESPONSES, Endpoint.INPUT_TOKENS})
 TEXT = BOTH | MESSAGES | RESPONSES
-ALL = TEXT | ANTHROPIC | INPUT
 CHAT = frozenset({Endpoint.CHAT})
 COMPLETIONS = frozenset({Endpoint.COMPLETIONS})
+TOKENIZE = frozenset({Endpoint.TOKENIZE})
+DETOKENIZE = frozenset({Endpoint.DETOKENIZE})
+# Endpoints that take a chat's messages.
+TEMPLATE = CHAT | TOKENIZE | frozenset({Endpoint.APPLY_TEMPLATE})
+ALL = TEXT | ANTHROPIC | INPUT | TEMPLATE | DETOKENIZE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +88,12 @@ FIELDS = (
         "messages",
         "roles system, developer (means system), user, assistant; content a text or text parts, "
         "which are joined by line ends; other keys of a message, such as name, are refused",
-        CHAT,
+        TEMPLATE,
     ),
     _honoured("prompt", "text, list of texts, token ids, or list of token ids", COMPLETIONS),
+    _honoured("prompt", "a text; else send messages", TOKENIZE),
+    _honoured("add_special_tokens", "false leaves out the model's own beginning token", TOKENIZE),
+    _honoured("tokens", "a list of token ids", DETOKENIZE),
     _honoured("max_tokens", "limit on generated tokens, 1 or more"),
     _honoured("max_completion_tokens", "the newer name of max_tokens", CHAT),
     _honoured("temperature", "0 (greedy) to 100", TEXT),
@@ -110,12 +120,12 @@ FIELDS = (
     _honoured("truncate_prompt_tokens", "keep only so many tokens, the last, of a prompt"),
     _honoured("return_token_ids", "true adds prompt_token_ids and token_ids to the choices"),
     _honoured("cache_salt", "prompts share cached prefixes only within one salt", TEXT),
-    _honoured("continue_final_message", "go on from the assistant's last message", CHAT),
-    _honoured("add_generation_prompt", "false leaves out the head of an answer", CHAT),
+    _honoured("continue_final_message", "go on from the assistant's last message", TEMPLATE),
+    _honoured("add_generation_prompt", "false leaves out the head of an answer", TEMPLATE),
     _honoured(
         "chat_template_kwargs",
         "what the model's template reads by these names: true, false, a number or a word",
-        CHAT,
+        TEMPLATE,
     ),
     _honoured("echo", "put the prompt before the text (not with logprobs)", COMPLETIONS),
     _honoured(

@@ -38,6 +38,7 @@ class Generation:
         self._streams: list[RequestStream] = []
         self._watcher: asyncio.Task[None] | None = None
         self._usage: dict[int, Usage] = {}
+        self._first_at: float | None = None
         self.disconnected = False
 
     def __enter__(self) -> Generation:
@@ -91,6 +92,16 @@ class Generation:
             rejected_tokens=sum(part.rejected_tokens for part in parts),
         )
 
+    @property
+    def timings(self) -> dict[str, float]:
+        """Milliseconds from the arrival to the first output and to now."""
+        arrived, now = self._streams[0].request.arrival_time, self._state.metrics.clock()
+        first = now if self._first_at is None else self._first_at
+        return {
+            "first_token_ms": round((first - arrived) * 1000, 3),
+            "total_ms": round((now - arrived) * 1000, 3),
+        }
+
     async def outputs(self) -> AsyncGenerator[Item, None]:
         """(request index, output) pairs as they come; ends when all have ended.
 
@@ -104,6 +115,7 @@ class Generation:
             async with contextlib.aclosing(self._merged()) as merged:
                 async for index, output in merged:
                     watches[index].observe(output)
+                    self._first_at = self._first_at or metrics.clock()
                     self._usage[index] = output.usage
                     yield index, output
         except Exception:

@@ -208,16 +208,17 @@ class _Writer:
             "content": [_text_block(text)] if text else [],
             **self._stop(choice.finish_reason, choice.stop_reason),
             "usage": usage_object(generation.usage),
+            "timings": generation.timings,
         }
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The events of a message, in the protocol's order."""
         async with aclosing(generation.outputs()) as outputs:
             async for _, output in outputs:
-                if data := b"".join(self._events(output)):
+                if data := b"".join(self._events(output, generation)):
                     yield data
 
-    def _events(self, output: RequestOutput) -> list[bytes]:
+    def _events(self, output: RequestOutput, generation: Generation) -> list[bytes]:
         """What one output adds, as one write."""
         (delta,) = output.branches
         found = []
@@ -231,17 +232,18 @@ class _Writer:
             text = {"type": "text_delta", "text": delta.text}
             found.append(_event("content_block_delta", index=0, delta=text))
         if delta.finish_reason is not None:
-            found += self._end(delta, output.usage)
+            found += self._end(delta, generation)
         return found
 
     def _empty(self, usage: Usage) -> dict[str, object]:
         usage = replace(usage, completion_tokens=0)
         return {**self._base, "content": [], **_NO_STOP, "usage": usage_object(usage)}
 
-    def _end(self, delta: BranchDelta, usage: Usage) -> list[bytes]:
+    def _end(self, delta: BranchDelta, generation: Generation) -> list[bytes]:
         found = [_event("content_block_stop", index=0)] if self._in_block else []
         stop = {**self._stop(delta.finish_reason, delta.stop_reason), "container": None}
-        found.append(_event("message_delta", delta=stop, usage=usage_object(usage)))
+        usage, timings = usage_object(generation.usage), generation.timings
+        found.append(_event("message_delta", delta=stop, usage=usage, timings=timings))
         return [*found, _event("message_stop")]
 
     def _stop(self, finish: FinishReason | None, reason: str | int | None) -> dict[str, object]:

@@ -203,11 +203,12 @@ class _Writer:
     def response(self, generation: Generation, choices: Sequence[Choice]) -> dict[str, object]:
         """The object of a call that is not streamed."""
         (choice,) = choices
-        return self._ended(choice, generation.usage)
+        return self._ended(choice, generation)
 
-    def _ended(self, choice: Choice, usage: Usage) -> dict[str, object]:
-        complete = choice.finish_reason is FinishReason.STOP
-        body = self.body("completed" if complete else "incomplete", choice=choice, usage=usage)
+    def _ended(self, choice: Choice, generation: Generation) -> dict[str, object]:
+        status = "completed" if choice.finish_reason is FinishReason.STOP else "incomplete"
+        body = self.body(status, choice=choice, usage=generation.usage)
+        body["timings"] = generation.timings
         self.keep(body, "".join(choice.text))
         return body
 
@@ -264,7 +265,7 @@ class _Writer:
         """The events of a response, in the protocol's order."""
         async with aclosing(generation.outputs()) as outputs:
             async for _, output in outputs:
-                if data := b"".join(self._events(output)):
+                if data := b"".join(self._events(output, generation)):
                     yield data
 
     def failure(self, error: OctavoError) -> bytes:
@@ -288,7 +289,7 @@ class _Writer:
             self._event("response.in_progress", response=body),
         ]
 
-    def _events(self, output: RequestOutput) -> list[bytes]:
+    def _events(self, output: RequestOutput, generation: Generation) -> list[bytes]:
         """What one output adds, as one write."""
         (delta,) = output.branches
         found = []
@@ -310,11 +311,11 @@ class _Writer:
                 )
             )
         if delta.finish_reason is not None:
-            found += self._end(output.usage)
+            found += self._end(generation)
         return found
 
-    def _end(self, usage: Usage) -> list[bytes]:
-        body = self._ended(self._streamed, usage)
+    def _end(self, generation: Generation) -> list[bytes]:
+        body = self._ended(self._streamed, generation)
         part = self._part(self._streamed)
         complete = body["status"] == "completed"
         item = self._item("completed" if complete else "incomplete", [part])

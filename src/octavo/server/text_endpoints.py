@@ -1,0 +1,90 @@
+"""``/tokenize``, ``/detokenize`` and ``/apply-template``: the exact prompt, as text and as ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from octavo.errors import InvalidRequestError
+from octavo.server.call import read_values
+from octavo.server.conversation import chat_conversation
+from octavo.server.fields import Endpoint, check_fields
+from octavo.server.prompts import MAX_PROMPT_IDS
+from octavo.server.replies import Exchange, send_json
+from octavo.server.state import ServerState
+from octavo.server.typed_body import TypedBody
+
+_Result = TypeVar("_Result")
+# Which fields mean something for one of the two ways to say a prompt.
+_OF_PROMPT = ("add_special_tokens",)
+_OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+
+
+async def tokenize(state: ServerState, http: Exchange) -> None:
+    """The token ids of a text, or of the prompt that a chat makes."""
+
+    def work(body: TypedBody) -> list[int]:
+        prompt = body.string("prompt")
+        if (prompt is None) == (body.raw("messages") is None):
+            raise InvalidRequestError("send either prompt or messages", param="prompt")
+        for name in _OF_PROMPT if prompt is None else _OF_MESSAGES:
+            if body.raw(name) is not None:
+                needed = "prompt" if prompt is None else "messages"
+                raise InvalidRequestError(f"{name} needs {needed}", param=name)
+        if prompt is None:
+            template = state.template()
+            return chat_conversation(body, template).encode(template)
+        special = body.boolean_or("add_special_tokens", True)
+        return state.tokenizer.encode(prompt, add_special_tokens=special)
+
+    tokens = await _read(state, http, endpoint=Endpoint.TOKENIZE, work=work)
+    welcome = state.client.welcome
+    limit = welcome.max_model_len if welcome is not None else None
+    await send_json(http.send, {"tokens": tokens, "count": len(tokens), "max_model_len": limit})
+
+
+async def detokenize(state: ServerState, http: Exchange) -> None:
+    """The text of token ids, control tokens included."""
+
+    def work(body: TypedBody) -> str:
+        given = body.raw("tokens")
+        if given is None:
+            raise InvalidRequestError("tokens is missing; send a list of token ids", param="tokens")
+        size = len(given) if isinstance(given, list) else 0
+        if size > MAX_PROMPT_IDS:
+            raise InvalidRequestError(
+                f"tokens has {size} ids; the limit is {MAX_PROMPT_IDS}", param="tokens"
+            )
+        tokens = body.integers("tokens")
+        limit = state.tokenizer.vocab_size
+        if tokens and (min(tokens) < 0 or max(tokens) >= limit):
+            raise InvalidRequestError(
+                f"token ids must be between 0 and {limit - 1}", param="tokens"
+            )
+        return state.tokenizer.decode(tokens, skip_special_tokens=False)
+
+    text = await _read(state, http, endpoint=Endpoint.DETOKENIZE, work=work)
+    await send_json(http.send, {"prompt": text})
+
+
+async def apply_template(state: ServerState, http: Exchange) -> None:
+    """The prompt that a chat makes, as text."""
+
+    def work(body: TypedBody) -> str:
+        template = state.template()
+        return chat_conversation(body, template).render(template)
+
+    text = await _read(state, http, endpoint=Endpoint.APPLY_TEMPLATE, work=work)
+    await send_json(http.send, {"prompt": text})
+
+
+async def _read(
+    state: ServerState, http: Exchange, *, endpoint: Endpoint, work: Callable[[TypedBody], _Result]
+) -> _Result:
+    def checked(values: dict[str, object]) -> _Result:
+        check_fields(values, endpoint)
+        body = TypedBody(values)
+        state.check_model(body.string("model"))
+        return work(body)
+
+    return await read_values(state, http, checked)
