@@ -110,7 +110,15 @@ def test_a_conversation_of_responses(client: openai.OpenAI) -> None:
         model="gpt-4o", input="What is my name?", previous_response_id=first.id, temperature=0,
         max_output_tokens=16,
     )  # fmt: skip
-    assert "Ada" in second.output_text
+    turns: list[Any] = [
+        {"role": "user", "content": "My name is Ada."},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "What is my name?"},
+    ]
+    chat = client.chat.completions.create(
+        model="gpt-4o", messages=turns, temperature=0, max_tokens=16
+    )
+    assert second.output_text == chat.choices[0].message.content
     assert client.responses.retrieve(first.id).output_text == first.output_text
     client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
