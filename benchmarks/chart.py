@@ -1,4 +1,4 @@
-"""A bar chart as an SVG file, drawn from numbers alone: the same data give the same bytes."""
+"""Bar charts as SVG files, drawn from numbers alone: the same data give the same bytes."""
 
 from __future__ import annotations
 
@@ -35,10 +35,33 @@ def bars(title: str, groups: Sequence[str], series: Mapping[str, Mapping[str, fl
             parts.append(_text(LEFT + length + 6, y + BAR - 3, f"{value:,.0f}"))
             y += BAR
         y += GAP
+    return _drawing(title, parts, y)
+
+
+def stacked(title: str, rows: Mapping[str, Mapping[str, float]], parts: Sequence[str]) -> str:
+    """Horizontal bars of 100 percent, cut into ``parts``; the first part's figure stands in it."""
+    left, scale = 250, (WIDTH - 250 - 20) / 100
+    shapes, y = [], 34 + 18 * len(parts)
+    for index, part in enumerate(parts):
+        line = 26 + 18 * (index + 1)
+        shapes += [_rect(left, line - 10, 11, COLOURS[index]), _text(left + 18, line, part)]
+    y += 16
+    for name, shares in rows.items():
+        shapes.append(_text(left - 10, y + BAR - 3, name, anchor="end"))
+        x = float(left)
+        for index, part in enumerate(parts):
+            shapes.append(_rect(x, y, shares[part] * scale, COLOURS[index]))
+            x += shares[part] * scale
+        shapes.append(_text(left + 4, y + BAR - 3, f"{shares[parts[0]]:.1f}", fill="#fff"))
+        y += BAR + 6
+    return _drawing(title, shapes, y + GAP)
+
+
+def _drawing(title: str, parts: Sequence[str], height: int) -> str:
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
         f'font-family="sans-serif" font-size="12">\n'
-        f'<rect width="{WIDTH}" height="{y}" fill="#ffffff"/>\n'
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>\n'
     )
     return head + "\n".join([_text(12, 22, title), *parts]) + "\n</svg>\n"
 
@@ -47,5 +70,6 @@ def _rect(x: float, y: float, width: float, colour: str) -> str:
     return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{BAR - 2}" fill="{colour}"/>'
 
 
-def _text(x: float, y: float, text: str, *, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#222">{escape(text)}</text>'
+def _text(x: float, y: float, text: str, *, anchor: str = "start", fill: str = "#222") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{fill}"'
+    return f"<text {place}>{escape(text)}</text>"

@@ -1,7 +1,8 @@
 """Tables and plots from the stored figures: ``python benchmarks/report.py [--readme]``.
 
-Reads every benchmarks/results/*.json that compare.py wrote, prints its table and draws its chart
-beside it. With --readme the tables also replace what stands between the README's bench markers.
+Reads every benchmarks/results/*.json that compare.py or `octavo bench memory --json` wrote, prints
+its tables and draws its chart beside it. With --readme the comparisons' tables also replace what
+stands between the README's bench markers.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import memory_report
 from chart import bars
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,11 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     sections = []
     for path in paths:
         data = json.loads(path.read_text(encoding="utf-8"))
-        sections.append(section(data, chart=path.with_suffix(".svg").relative_to(ROOT).as_posix()))
+        chart = path.with_suffix(".svg").relative_to(ROOT).as_posix()
+        if data["kind"] == "memory":
+            print(memory_report.section(data, chart=chart), end="\n\n")
+            path.with_suffix(".svg").write_text(memory_report.drawing(data), encoding="utf-8")
+            continue
+        sections.append(section(data, chart=chart))
         path.with_suffix(".svg").write_text(drawing(data), encoding="utf-8")
     text = "\n\n".join(sections)
     print(text)
-    if options.readme:
+    if options.readme and sections:
         readme = ROOT / "README.md"
         readme.write_text(replaced(readme.read_text(encoding="utf-8"), text), encoding="utf-8")
     return 0

@@ -103,7 +103,7 @@ def share_in_secret(kv, seq):
 
 def forget_a_cached(kv, seq):
     kv.release(seq)
-    kv.pools[0]._cached.popitem()
+    kv.pools[0]._cached.remove(kv.pools[0].cached_blocks()[0])
 
 
 def shrink_draining(kv, seq):
@@ -166,7 +166,7 @@ def test_each_request_and_tenant_is_charged_for_what_it_holds() -> None:
     theirs = ledger.requests[two]
     assert theirs.as_dict() == {
         "used": 9 * SLOT, "shared": 0, "provisional": 0, "tail_waste": 3 * SLOT,
-        "promised": 4 * SLOT,
+        "promised": 4 * SLOT, "cached_cold": 0,
     }  # fmt: skip
     assert (ledger.used, ledger.shared, ledger.tail_waste) == (9 * SLOT, 5 * SLOT, 6 * SLOT)
     # The child copies the tail to write behind it: the first block stays shared.
@@ -175,7 +175,11 @@ def test_each_request_and_tenant_is_charged_for_what_it_holds() -> None:
     assert (mine.used, mine.shared, mine.tail_waste) == (3 * SLOT, 4 * SLOT, 5 * SLOT)
     kv.release(parent)
     kv.release(child)
-    assert list(take_ledger(kv).requests) == [two]
+    ledger = take_ledger(kv)
+    assert list(ledger.requests) == [two]
+    # Its one full block stays in the cache, and is still the tenant's.
+    assert ledger.tenants["a"].cached_cold == ledger.cached_cold == 4 * SLOT
+    assert ledger == recount(kv)
 
 
 def test_what_two_requests_share_counts_once_for_their_tenant() -> None:

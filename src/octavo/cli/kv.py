@@ -32,7 +32,7 @@ TERMS = {
     "padding": "red", "promised": "magenta", "cached_cold": "blue", "draining": "yellow",
     "free": "dim",
 }  # fmt: skip
-HELD = ("used", "shared", "provisional", "tail_waste", "promised")
+HELD = ("used", "shared", "provisional", "tail_waste", "promised", "cached_cold")
 # State → its letter on the map and its colour; "shared" are owned blocks of several tables.
 MAP = {
     "free": (".", "dim"), "owned": ("o", "green"), "shared": ("s", "cyan"),

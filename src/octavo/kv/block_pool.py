@@ -201,6 +201,10 @@ class BlockPool:
         """The free list, next to be handed out last."""
         return list(self._free)
 
+    def cached_by_tenant(self) -> dict[str, int]:
+        """How many cached blocks each tenant has."""
+        return self._cached.counts()
+
     def cached_blocks(self) -> list[int]:
         """Cached blocks, the longest cached first."""
         return self._cached.blocks()
@@ -208,9 +212,9 @@ class BlockPool:
     @property
     def metadata_bytes(self) -> int:
         """Size of the pool's own books, as their containers report it."""
-        books = (self.refs, self.leases, self.shared, self._free, self._cached, self._indexed)
+        books = (self.refs, self.leases, self.shared, self._free, self._indexed, self._tenants)
         held = sum(blocks.__sizeof__() for _, blocks in self._owners.values())
-        return sum(book.__sizeof__() for book in books) + held
+        return sum(book.__sizeof__() for book in books) + self._cached.__sizeof__() + held
 
     def indexed_marks(self) -> bytes:
         """One byte per block: 1 where the prefix index knows it, held or cached."""

@@ -60,6 +60,13 @@ class CachedBlocks:
         floor = self.floor
         return sum(min(floor, len(queue)) for name, queue in self._queues.items() if name != tenant)
 
+    def counts(self) -> dict[str, int]:
+        """Cached blocks of each tenant that has any."""
+        return {tenant: len(queue) for tenant, queue in self._queues.items()}
+
+    def __sizeof__(self) -> int:
+        return self._tenant_of.__sizeof__() + sum(q.__sizeof__() for q in self._queues.values())
+
     def blocks(self) -> list[int]:
         """Every cached block, the longest cached first."""
         return list(self._tenant_of)

@@ -34,13 +34,18 @@ from octavo.kv.sharing import Shared
 
 @dataclass(slots=True)
 class Holding:
-    """Bytes that one request or tenant is charged with."""
+    """Bytes that one request or tenant is charged with.
+
+    A request has nothing cached. A tenant has all that is cached of its prefixes, even what carries
+    promises; the total's "cached_cold" is without that.
+    """
 
     used: int = 0
     shared: int = 0
     provisional: int = 0
     tail_waste: int = 0
     promised: int = 0
+    cached_cold: int = 0
 
     def add(self, other: Holding) -> None:
         """Add what ``other`` holds alone."""
@@ -58,7 +63,6 @@ class Holding:
 class Ledger(Holding):
     """Bytes by state over all KV groups; ``orphan_blocks`` counts blocks that no term covers."""
 
-    cached_cold: int = 0
     draining: int = 0
     free: int = 0
     padding: int = 0
@@ -191,6 +195,8 @@ class _GroupCount:
         ledger.free += max(0, free - promised) * block_bytes
         ledger.cached_cold += max(0, cached - max(0, promised - free)) * block_bytes
         ledger.draining += len(draining) * block_bytes
+        for tenant, count in pool.cached_by_tenant().items():
+            ledger.tenants.setdefault(tenant, Holding()).cached_cold += count * block_bytes
         ledger.padding += self._num_owned * (block_bytes - self._size * self._slot_bytes)
         ledger.pool += pool.num_blocks * block_bytes
         # Tokens and tables must name as many blocks, and the states must cover the pool.

@@ -42,6 +42,9 @@ def _count_block(kv: KVState, ledger: Ledger, *, group: int, block: int) -> None
     kinds = [kind for kind, held in pool.owners() if block in held]
     num_pins = kinds.count(OwnerKind.PIN)
     if not kinds:
+        if block in pool.cached_blocks():
+            tenant = pool._tenants[block]
+            ledger.tenants.setdefault(tenant, Holding()).cached_cold += block_bytes
         ledger.orphan_blocks += (block in pool.free_blocks()) == (block in pool.cached_blocks())
     elif not tables and not num_pins:
         ledger.draining += block_bytes
