@@ -27,7 +27,9 @@ class SamplingParams:
     ``top_k``, ``top_p``, ``min_p``. ``temperature`` 0 is greedy: highest logit, ties to the
     lowest id. ``max_tokens`` None means "up to the model's context". ``logprobs`` is the number
     of alternatives to report per token (0: the chosen one only), of the raw logits.
-    ``grammar`` binds the whole text of every branch, which ends where nothing more may follow.
+    ``grammar`` binds the whole text of every branch, which ends where nothing more may follow. Of
+    ``best_of`` branches (None: ``n``) the ``n`` with the highest mean logprob are returned, best
+    first.
 
     Raises:
         InvalidRequestError: a value is out of its range; names field and limit. Token ids are
@@ -35,6 +37,7 @@ class SamplingParams:
     """
 
     n: int = 1
+    best_of: int | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float = 1.0
@@ -57,6 +60,28 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _check_ranges(self)
 
+    @property
+    def width(self) -> int:
+        """Branches that are computed side by side."""
+        return self.best_of or self.n
+
+    @property
+    def width_field(self) -> str:
+        """The field that ``width`` comes from, for errors."""
+        return "best_of" if self.best_of else "n"
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether the branches to return are known only when all have ended."""
+        return self.width > self.n
+
+    @property
+    def num_logprobs(self) -> int:
+        """Alternatives that the sampler reports per token; -1: nothing, 0: the chosen one."""
+        if self.logprobs is None:
+            return 0 if self.is_ranked else -1
+        return self.logprobs
+
 
 def validate_sampling_params(params: SamplingParams, *, vocab_size: int) -> None:
     """Check token ids against the vocabulary; the other fields were checked when they were set.
@@ -72,6 +97,7 @@ def validate_sampling_params(params: SamplingParams, *, vocab_size: int) -> None
 
 def _check_ranges(params: SamplingParams) -> None:
     _integer("n", params.n, (1, MAX_N))
+    _best_of(params)
     if params.max_tokens is not None:
         _integer("max_tokens", params.max_tokens, (1, MAX_TOKENS))
     _integer("min_tokens", params.min_tokens, (0, MAX_TOKENS))
@@ -95,6 +121,31 @@ def _check_ranges(params: SamplingParams) -> None:
     _stop_strings(params.stop)
     if params.grammar is not None:
         _grammar(params, params.grammar)
+
+
+def refuse_stream(params: SamplingParams) -> None:
+    """Refuse to stream what is known only at the end.
+
+    Raises:
+        InvalidRequestError: naming ``stream``.
+    """
+    if params.is_ranked:
+        raise InvalidRequestError(
+            f"best_of ({params.best_of}) above n ({params.n}) cannot be streamed: the best are "
+            "known when all have ended; leave stream out, or give best_of the value of n",
+            param="stream",
+        )
+
+
+def _best_of(params: SamplingParams) -> None:
+    if params.best_of is None:
+        return
+    _integer("best_of", params.best_of, (1, MAX_N))
+    if params.best_of < params.n:
+        raise InvalidRequestError(
+            f"best_of ({params.best_of}) is less than n ({params.n}); raise it or lower n",
+            param="best_of",
+        )
 
 
 def _token_lists(params: SamplingParams) -> None:

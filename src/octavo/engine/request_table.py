@@ -54,9 +54,11 @@ class RequestTable:
                 f"adapter {request.adapter!r} is not loaded; leave the field out", param="adapter"
             )
         validate_priority(request.priority)
-        if sampling.n > self._max_num_seqs:
+        if sampling.width > self._max_num_seqs:
+            name = sampling.width_field
             raise InvalidRequestError(
-                f"n is {sampling.n}; the limit is {self._max_num_seqs} (max_num_seqs)", param="n"
+                f"{name} is {sampling.width}; the limit is {self._max_num_seqs} (max_num_seqs)",
+                param=name,
             )
         if num_prompt >= info.max_model_len:
             raise ContextLengthError(
@@ -78,19 +80,19 @@ class RequestTable:
             max_output, worst = self._largest_fit(request, room)
             if max_output:
                 return max_output
-        size = self._info.block_size
+        size, width = self._info.block_size, request.sampling.width_field
         raise ContextLengthError(
             f"the request needs up to {worst} KV blocks ({num_prompt} prompt tokens, "
-            f"max_tokens {wanted or 1}, n {request.sampling.n}); the pool has "
-            f"{self._info.num_blocks} blocks of {size} tokens; lower max_tokens or n, shorten the "
-            "prompt, or serve with more KV memory",
+            f"max_tokens {wanted or 1}, {width} {request.sampling.width}); the pool has "
+            f"{self._info.num_blocks} blocks of {size} tokens; lower max_tokens or {width}, "
+            "shorten the prompt, or serve with more KV memory",
             param="max_tokens" if wanted else "prompt",
         )
 
     def _worst_blocks(self, request: Request, max_output: int) -> int:
         """Blocks of the fullest group when every branch has grown to ``max_output`` tokens."""
         num_prompt = len(request.prompt_token_ids)
-        spare = request.sampling.n - 1 if max_output > 1 else 0
+        spare = request.sampling.width - 1 if max_output > 1 else 0
         return max(self._kv.promises.demand(num_prompt + max_output - 1, spare, num_prompt))
 
     def _largest_fit(self, request: Request, room: int) -> tuple[int, int]:
@@ -130,7 +132,7 @@ class RequestTable:
         """One sequence that will fork, or one per unfinished branch of a resumed request."""
         request = submit.request
         prompt = list(request.prompt_token_ids)
-        n = request.sampling.n
+        n = request.sampling.width
         if not any(submit.branch_tokens) and not submit.finished_branches:
             return [Sequence(state, 0, prompt, num_spare=n - 1)]
         tokens = (*submit.branch_tokens, *((),) * n)
@@ -217,7 +219,7 @@ def final_outputs(
 def refusal(submit: Submit, error: OctavoError) -> list[BranchOutput]:
     """The outcome of a request that was never entered."""
     request = submit.request
-    tokens = (*submit.branch_tokens, *((),) * request.sampling.n)
+    tokens = (*submit.branch_tokens, *((),) * request.sampling.width)
     return [
         BranchOutput(
             request_id=request.request_id,
@@ -229,6 +231,6 @@ def refusal(submit: Submit, error: OctavoError) -> list[BranchOutput]:
             error_code=error.code or error.error_type,
             error_param=error.param,
         )
-        for branch in range(request.sampling.n)
+        for branch in range(request.sampling.width)
         if branch not in submit.finished_branches
     ]

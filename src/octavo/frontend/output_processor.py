@@ -23,6 +23,7 @@ from octavo.errors import (
     OverloadedError,
     UnavailableError,
 )
+from octavo.frontend.best_of import BestOf
 from octavo.frontend.journal import UNKNOWN_NUMERICS, GapError, Journal, JournalEntry, Numerics
 from octavo.frontend.outputs import BranchDelta, RequestOutput, Usage, merge_deltas
 from octavo.text import TextStream, Tokenizer
@@ -49,6 +50,7 @@ class Processed:
 class _Open:
     entry: JournalEntry
     texts: list[TextStream]
+    ranking: BestOf | None
     completion_tokens: int = 0
     cached_tokens: int = 0
     accepted_tokens: int = 0
@@ -89,9 +91,10 @@ class OutputProcessor:
                 skip_special_tokens=sampling.skip_special_tokens,
                 min_tokens=sampling.min_tokens,
             )
-            for _ in range(sampling.n)
+            for _ in range(sampling.width)
         ]
-        self._open[request.request_id] = _Open(entry, texts)
+        ranking = BestOf(sampling) if sampling.is_ranked else None
+        self._open[request.request_id] = _Open(entry, texts, ranking)
         return entry
 
     def close(self, request_id: str) -> None:
@@ -118,7 +121,11 @@ class OutputProcessor:
                 delta = self._delta_or_failure(state, fresh, result)
                 deltas.setdefault(output.request_id, []).append(delta)
         for request_id, parts in deltas.items():
-            result.outputs.append(self._request_output(self._open[request_id], parts))
+            state = self._open[request_id]
+            if state.ranking is not None and request_id not in result.failures:
+                parts = state.ranking.take(parts, ended=state.entry.finished)
+            if parts:
+                result.outputs.append(self._request_output(state, parts))
         return result
 
     def _delta_or_failure(

@@ -30,7 +30,11 @@ from octavo.core.request import (
     TokenLogprobs,
     validate_priority,
 )
-from octavo.core.sampling_params import SamplingParams, validate_sampling_params
+from octavo.core.sampling_params import (
+    SamplingParams,
+    refuse_stream,
+    validate_sampling_params,
+)
 from octavo.engine import EngineCore, EngineStats
 from octavo.errors import (
     ConfigError,
@@ -184,7 +188,9 @@ class LLM:
             InvalidRequestError: at once, if the prompt or a parameter is out of range.
         """
         sampling = sampling or self.default_sampling
-        return self._run([self._request(prompt, sampling, priority=priority, timeout_s=timeout_s)])
+        request = self._request(prompt, sampling, priority=priority, timeout_s=timeout_s)
+        refuse_stream(sampling)
+        return self._run([request])
 
     def stream_chat(
         self, messages: Sequence[Message], sampling: SamplingParams | None = None

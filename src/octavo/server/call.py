@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from octavo.core.request import Request
-from octavo.core.sampling_params import SamplingParams
+from octavo.core.sampling_params import SamplingParams, refuse_stream
 from octavo.errors import InvalidRequestError, OctavoError
 from octavo.server.dialects import OPENAI
 from octavo.server.generation import Choice, Generation, collect
@@ -38,6 +38,10 @@ class Call:
     asked_tokens: int | None = None
     timeout_s: float | None = None
     shows_ids: bool = False
+
+    def __post_init__(self) -> None:
+        if self.stream:
+            refuse_stream(self.sampling)
 
     @property
     def sampling(self) -> SamplingParams:

@@ -39,22 +39,23 @@ def parse_completion(state: ServerState, values: dict[str, object]) -> Call:
     ignored = check_fields(values, Endpoint.COMPLETIONS)
     body = TypedBody(values)
     model = state.check_model(body.string("model"))
-    stream, include_usage = read_stream_options(body)
     echo = body.boolean("echo")
     vocab_size = state.tokenizer.vocab_size
     sampling = sampling_from_body(
         body, Endpoint.COMPLETIONS, defaults=state.defaults, vocab_size=vocab_size
     )
+    stream, include_usage = read_stream_options(body)
     if echo and sampling.logprobs is not None:
         raise InvalidRequestError(
             "echo with logprobs is refused: logprobs of the prompt are not supported", param="echo"
         )
     prompts = read_prompts(body, vocab_size=vocab_size)
-    if len(prompts) * sampling.n > MAX_N:
+    if (choices := len(prompts) * sampling.width) > MAX_N:
+        name = sampling.width_field
         raise InvalidRequestError(
-            f"{len(prompts)} prompts with n = {sampling.n} make {len(prompts) * sampling.n} "
-            f"choices; the limit is {MAX_N}",
-            param="n",
+            f"{len(prompts)} prompts with {name} = {sampling.width} make {choices} choices; the "
+            f"limit is {MAX_N}",
+            param=name,
         )
     ids = [_ids(state, prompt) for prompt in prompts]
     default = max(COMPLETIONS_MAX_TOKENS, sampling.min_tokens)

@@ -101,6 +101,11 @@ FIELDS = (
     _honoured("top_k", "0 or -1 is off", TEXT),
     _honoured("min_p", "0 to 1", TEXT),
     _honoured("n", "choices per prompt; the prompt is computed once"),
+    _honoured(
+        "best_of",
+        "choices computed per prompt, of which the n with the highest mean logprob are returned, "
+        "best first; usage counts all of them; not with stream, unless it equals n",
+    ),
     _honoured("stop", "a string or a list of strings"),
     _honoured("stop_token_ids", "token ids that end a choice", TEXT),
     _honoured("include_stop_str_in_output", "keep the stop string in the text", TEXT),
@@ -226,7 +231,6 @@ FIELDS = (
     _refused("web_search_options", "web search is not supported", CHAT),
     _refused("chat_template", "templates in requests are not supported", CHAT),
     _refused("suffix", "infilling is not supported", COMPLETIONS, neutral=("",)),
-    _refused("best_of", "use n and choose among the choices", COMPLETIONS, neutral=(1,)),
     _refused("use_beam_search", _BEAM, neutral=(False,)),
     _refused("length_penalty", _BEAM, neutral=(1, 1.0)),
     _refused("early_stopping", _BEAM, neutral=(False,)),

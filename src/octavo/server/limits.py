@@ -98,7 +98,7 @@ PER_REQUEST = (
         name="prompt and answer", value="the model's context", unit="tokens",
         beyond="400 context_length_exceeded", option="--max-model-len",
     ),
-    Limit(name="choices (prompts x n)", value=MAX_N, unit="", beyond="400"),
+    Limit(name="choices (prompts x n, or x best_of)", value=MAX_N, unit="", beyond="400"),
     Limit(name="body", value=MAX_BODY_BYTES, unit="bytes", beyond="413 and close"),
     Limit(name="JSON nesting", value=MAX_DEPTH, unit="levels", beyond="400"),
     Limit(name="JSON strings and brackets", value=MAX_STRUCTURE, unit="", beyond="400"),

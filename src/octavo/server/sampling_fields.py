@@ -39,6 +39,7 @@ def sampling_from_body(
         defaults,
         **numbers,
         n=_or(body.integer("n"), 1),
+        best_of=body.integer("best_of"),
         max_tokens=_max_tokens(body),
         min_tokens=_or(body.integer("min_tokens"), 0),
         top_k=_top_k(body, defaults),
@@ -84,10 +85,12 @@ def fit_max_tokens(
         ContextLengthError: with both numbers.
         InvalidRequestError: more choices, or more least tokens, than there may be.
     """
-    if params.n > limits.max_num_seqs:
+    if params.width > limits.max_num_seqs:
+        name = params.width_field
         raise InvalidRequestError(
-            f"n is {params.n}; this server runs at most {limits.max_num_seqs} choices at once",
-            param="n",
+            f"{name} is {params.width}; this server runs at most {limits.max_num_seqs} choices at "
+            "once",
+            param=name,
         )
     name, limit = limits.tightest
     room = limit - num_prompt_tokens

@@ -285,7 +285,7 @@ class FakeRunner:
         return NOT_A_NUMBER in self._store[group][block]
 
     def _logprobs(self, row: RowPlan, tokens: tuple[int, ...]) -> tuple[TokenLogprobs, ...]:
-        if self._slots[row.slot].state.sampling.logprobs is None:
+        if self._slots[row.slot].state.sampling.num_logprobs < 0:
             return ()
         return tuple(TokenLogprobs(token, -1.0 - token / 1024) for token in tokens)
 

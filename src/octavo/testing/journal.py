@@ -23,7 +23,7 @@ class JournalEntry:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.epoch = 0
-        self.delivered: list[list[int]] = [[] for _ in range(request.sampling.n)]
+        self.delivered: list[list[int]] = [[] for _ in range(request.sampling.width)]
         self.ended: dict[int, FinishReason] = {}
         self.stopped: set[int] = set()
         self.limit = request.sampling.max_tokens or 1
@@ -31,7 +31,7 @@ class JournalEntry:
     @property
     def is_done(self) -> bool:
         """Whether every branch has its outcome."""
-        return len(self.ended) == self.request.sampling.n
+        return len(self.ended) == self.request.sampling.width
 
     def submit(self) -> Submit:
         """The request with what was delivered so far."""

@@ -306,7 +306,7 @@ class Episode:
         entry = self._any_live()
         if entry is None:
             return False
-        branch = self.rng.randrange(entry.request.sampling.n)
+        branch = self.rng.randrange(entry.request.sampling.width)
         if entry.delivered[branch]:
             entry.stopped.add(branch)
         event = StopBranch(request_id=entry.request.request_id, branch=branch)

@@ -64,7 +64,7 @@ class SlotTable:
         self.repetition_penalty[slot] = params.repetition_penalty
         self.presence_penalty[slot] = params.presence_penalty
         self.frequency_penalty[slot] = params.frequency_penalty
-        self.num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
+        self.num_logprobs[slot] = params.num_logprobs
         self.num_prompt[slot] = state.num_prompt_tokens
         if state.banned_token_ids and state.banned_until:
             self.banned_until[slot] = state.num_prompt_tokens + state.banned_until
