@@ -13,8 +13,8 @@ from octavo.testing.simulator import simulate
 # Seeds that once failed stay here.
 REGRESSION_SEEDS = (1, 2, 3, 5)
 KINDS = (
-    "aborts", "arrivals", "cache resets", "cow_copies", "crashes", "deadlines",
-    "duplicate submits",
+    "aborts", "arrivals", "beam searches", "beam_splits", "beam_steps", "cache resets",
+    "cow_copies", "crashes", "deadlines", "duplicate submits",
     "ended cancelled", "ended context_length_exceeded", "ended deadline_exceeded",
     "ended engine_error", "ended length", "ended overloaded", "ended stop", "evicted_blocks",
     "draft_tokens", "draft_tokens_accepted",

@@ -244,7 +244,7 @@ class EngineLoop:
                 raise InvalidRequestError("the request id is in use", param="request_id")
             self._check(submit)
             # A later epoch of a known id replaces the attempt that it follows.
-            open_branches = set(range(submit.request.sampling.width)) - set(
+            open_branches = set(range(submit.request.sampling.num_branches)) - set(
                 submit.finished_branches
             )
             self._owned[request_id] = Owned(peer_id, submit.epoch, open_branches)
@@ -268,9 +268,12 @@ class EngineLoop:
         """What would otherwise make the data plane fault: a socket is not to be believed."""
         request, vocab_size = submit.request, self._welcome.vocab_size
         tokens = [request.prompt_token_ids, *submit.branch_tokens]
-        if not request.prompt_token_ids or len(submit.branch_tokens) > request.sampling.width:
+        if (
+            not request.prompt_token_ids
+            or len(submit.branch_tokens) > request.sampling.num_branches
+        ):
             raise InvalidRequestError("an empty prompt or too many branches", param="prompt")
-        if set(submit.finished_branches) >= set(range(request.sampling.width)):
+        if set(submit.finished_branches) >= set(range(request.sampling.num_branches)):
             raise InvalidRequestError("every branch has ended already", param="n")
         if any(ids and (min(ids) < 0 or max(ids) >= vocab_size) for ids in tokens):
             raise InvalidRequestError(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from octavo.core.grammar import Grammar, validate_grammar
 from octavo.errors import InvalidRequestError
 
 MAX_N = 128
+MAX_BEAM_WIDTH = 64
+MAX_LENGTH_PENALTY = 10.0
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
@@ -30,6 +33,11 @@ class SamplingParams:
     ``grammar`` binds the whole text of every branch, which ends where nothing more may follow. Of
     ``best_of`` branches (None: ``n``) the ``n`` with the highest mean logprob are returned, best
     first.
+
+    With ``use_beam_search`` ``best_of`` is the width of a beam search whose ``n`` best sequences,
+    by Σ logprob / length ** ``length_penalty``, are returned. ``early_stopping``: True ends it at
+    ``best_of`` finished sequences; False when none that goes on would be better if it ended now;
+    "never" when none can become better.
 
     Raises:
         InvalidRequestError: a value is out of its range; names field and limit. Token ids are
@@ -56,6 +64,9 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     grammar: Grammar | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
 
     def __post_init__(self) -> None:
         _check_ranges(self)
@@ -66,6 +77,11 @@ class SamplingParams:
         return self.best_of or self.n
 
     @property
+    def num_branches(self) -> int:
+        """Branches that the engine reports on: a beam search keeps its width to itself."""
+        return self.n if self.use_beam_search else self.width
+
+    @property
     def width_field(self) -> str:
         """The field that ``width`` comes from, for errors."""
         return "best_of" if self.best_of else "n"
@@ -73,7 +89,7 @@ class SamplingParams:
     @property
     def is_ranked(self) -> bool:
         """Whether the branches to return are known only when all have ended."""
-        return self.width > self.n
+        return self.num_branches > self.n
 
     @property
     def num_logprobs(self) -> int:
@@ -89,6 +105,12 @@ def validate_sampling_params(params: SamplingParams, *, vocab_size: int) -> None
     Raises:
         InvalidRequestError: naming the first bad field and its limit.
     """
+    if params.use_beam_search and 2 * params.width > vocab_size:
+        raise InvalidRequestError(
+            f"a beam search of width {params.width} ({params.width_field}) needs a vocabulary of "
+            f"{2 * params.width} tokens; the model's has {vocab_size}",
+            param=params.width_field,
+        )
     for token, _ in params.logit_bias:
         _integer("logit_bias", token, (0, vocab_size - 1))
     for token in params.stop_token_ids:
@@ -121,6 +143,7 @@ def _check_ranges(params: SamplingParams) -> None:
     _stop_strings(params.stop)
     if params.grammar is not None:
         _grammar(params, params.grammar)
+    _beam_search(params)
 
 
 def refuse_stream(params: SamplingParams) -> None:
@@ -129,6 +152,12 @@ def refuse_stream(params: SamplingParams) -> None:
     Raises:
         InvalidRequestError: naming ``stream``.
     """
+    if params.use_beam_search:
+        raise InvalidRequestError(
+            "use_beam_search cannot be streamed: the answer is known when the search is over; "
+            "leave stream out",
+            param="stream",
+        )
     if params.is_ranked:
         raise InvalidRequestError(
             f"best_of ({params.best_of}) above n ({params.n}) cannot be streamed: the best are "
@@ -146,6 +175,56 @@ def _best_of(params: SamplingParams) -> None:
             f"best_of ({params.best_of}) is less than n ({params.n}); raise it or lower n",
             param="best_of",
         )
+
+
+# What a beam search, which draws nothing and ranks by the model's own logprobs, has no use for.
+_NEUTRAL_IN_BEAM_SEARCH = {
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "logit_bias": (),
+    "stop": (),
+}
+
+
+def _beam_search(params: SamplingParams) -> None:
+    if not isinstance(params.use_beam_search, bool):
+        raise InvalidRequestError("use_beam_search must be true or false", param="use_beam_search")
+    _number("length_penalty", params.length_penalty, (-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY))
+    if not isinstance(params.early_stopping, bool) and params.early_stopping != "never":
+        raise InvalidRequestError(
+            'early_stopping must be true, false or "never"', param="early_stopping"
+        )
+    if not params.use_beam_search:
+        for name, is_set in (
+            ("length_penalty", params.length_penalty != 1.0),
+            ("early_stopping", params.early_stopping is not False),
+        ):
+            if is_set:
+                raise InvalidRequestError(f"{name} needs use_beam_search", param=name)
+        return
+    if not 2 <= params.width <= MAX_BEAM_WIDTH:
+        raise InvalidRequestError(
+            f"the width of a beam search (best_of, else n) is {params.width}; it must be between "
+            f"2 and {MAX_BEAM_WIDTH}",
+            param="best_of",
+        )
+    if params.grammar is not None:
+        raise InvalidRequestError(
+            f"{params.grammar.field} cannot be combined with use_beam_search; leave one out",
+            param=params.grammar.field,
+        )
+    for name, neutral in _NEUTRAL_IN_BEAM_SEARCH.items():
+        if (value := getattr(params, name)) != neutral:
+            shown = f"{value} " if isinstance(value, (int, float)) else ""
+            remedy = f"; it must be {neutral:g}" if shown else "; leave it out"
+            raise InvalidRequestError(
+                f"{name} {shown}has no meaning with use_beam_search{remedy}", param=name
+            )
 
 
 def _token_lists(params: SamplingParams) -> None:

@@ -31,7 +31,8 @@ class SlotState:
 
     ``token_ids`` are all tokens known so far, prompt first. The worker extends the history itself
     with the tokens of later rows. ``banned_until`` output tokens exist, ``banned_token_ids``
-    may not be sampled (``min_tokens``).
+    may not be sampled (``min_tokens``). ``num_candidates`` > 0 makes its rows report so many of the
+    likeliest tokens (beam search).
     """
 
     slot: int
@@ -42,6 +43,7 @@ class SlotState:
     token_ids: tuple[int, ...]
     banned_token_ids: tuple[int, ...] = ()
     banned_until: int = 0
+    num_candidates: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +151,8 @@ class RowResult:
     equal what was sampled in their place, and the one sampled behind them. ``proposals`` are the
     drafts of the runner's own.
     ``logprobs`` is empty unless the row's parameters ask for it. ``failed`` says that some sample
-    had no finite logit that is allowed: the request is at fault, not the step.
+    had no finite logit that is allowed: the request is at fault, not the step. ``candidates`` are
+    (token id, logprob) of the likeliest tokens, ties by id, where the slot asks for them.
     """
 
     row: int
@@ -158,6 +161,7 @@ class RowResult:
     num_verified: int = 0
     proposals: tuple[int, ...] = ()
     failed: bool = False
+    candidates: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,8 +136,7 @@ class EngineCore:
         self._outbox += outputs
         for output in outputs:
             if output.finish_reason is not None:
-                state = self.requests.states[output.request_id]
-                self._end_branch(state, state.branches[output.branch])
+                self._end_output(output)
         if self._is_check_due():
             every = max(self._config.check_every_n_steps, WALK_INDEX_EVERY_N_STEPS)
             self._report(self.check_invariants(walk_index=self._step_id % every == 0))
@@ -257,9 +256,14 @@ class EngineCore:
             self._drop(state, FinishReason.ABORT, error=event.reason, code="cancelled")
 
     def _stop_branch(self, event: StopBranch) -> None:
-        """End one branch. One without tokens, or ended already, has nothing to stop."""
+        """End one branch. One without tokens, or ended already, has nothing to stop.
+
+        Nor has a beam search, which says nothing before its end.
+        """
         state = self.requests.states.get(event.request_id)
-        seq = state.branches.get(event.branch) if state is not None else None
+        if state is None or state.beam is not None:
+            return
+        seq = state.branches.get(event.branch)
         if seq is not None and seq.num_output:
             self.counters.branches_stopped += 1
             self._conclude(seq, FinishReason.STOP)
@@ -293,6 +297,20 @@ class EngineCore:
             )
         )
         self._end_branch(state, seq)
+
+    def _end_output(self, output: BranchOutput) -> None:
+        """A branch ended with ``output``; a beam search ends with the first of its own."""
+        state = self.requests.states.get(output.request_id)
+        if state is None:
+            return
+        if state.beam is None:
+            self._end_branch(state, state.branches[output.branch])
+            return
+        self.counters.requests_finished += 1
+        for found in state.beam.hypotheses:
+            num_output = len(found.token_ids)
+            self.scheduler.policy.observe(state.request.tenant, state.max_output, num_output)
+        self._discard(state)
 
     def _end_branch(self, state: RequestState, seq: Sequence) -> None:
         """Release one branch; the request leaves with its last."""
@@ -328,7 +346,9 @@ class EngineCore:
             "recomputed_tokens": scheduler.counters.recomputed_tokens,
             "refused_reservations": scheduler.counters.refused_reservations,
             "twin_waits": scheduler.counters.twin_waits,
-            "forks": self._committer.num_forks,
+            "forks": self._committer.num_forks + self._committer.beams.num_forks,
+            "beam_steps": self._committer.beams.num_advances,
+            "beam_splits": self._committer.beams.num_splits,
             "cow_copies": kv.num_cow_copies,
             "partial_hits": kv.num_partial_hits,
             "prefix_query_tokens": kv.num_query_tokens,

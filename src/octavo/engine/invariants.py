@@ -93,7 +93,9 @@ def _coverage(scheduler: Scheduler, kv: KVCacheManager) -> Iterator[str]:
     """I4, I8: KV is computed for a proper prefix of the tokens; nothing else is on the books."""
     for seq in scheduler.running:
         computed = seq.num_computed
-        if not computed < len(seq.token_ids):
+        if not computed < len(seq.token_ids) and not (
+            computed == len(seq.token_ids) and seq.has_offer
+        ):
             yield f"I8: {computed} tokens are computed of {len(seq.token_ids)}"
         if seq.kv is not None and seq.kv.num_reserved != computed:
             yield "I4: provisional tokens outlived their step"

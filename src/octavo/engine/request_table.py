@@ -133,8 +133,9 @@ class RequestTable:
         request = submit.request
         prompt = list(request.prompt_token_ids)
         n = request.sampling.width
-        if not any(submit.branch_tokens) and not submit.finished_branches:
-            return [Sequence(state, 0, prompt, num_spare=n - 1)]
+        fresh = not any(submit.branch_tokens) and not submit.finished_branches
+        if fresh or state.beam is not None:
+            return [state.leader]
         tokens = (*submit.branch_tokens, *((),) * n)
         return [
             Sequence(state, branch, [*prompt, *tokens[branch]])
@@ -191,6 +192,8 @@ class RequestTable:
 
 def live_branches(state: RequestState) -> list[int]:
     """Branches that still owe an outcome, those not forked yet included."""
+    if state.beam is not None:
+        return state.owed_branches
     out = []
     for branch, seq in state.branches.items():
         out += [branch, *range(branch + 1, branch + 1 + seq.num_spare)]
@@ -206,7 +209,7 @@ def final_outputs(
             request_id=state.request.request_id,
             branch=branch,
             epoch=state.epoch,
-            position=state.branches[branch].num_output if branch in state.branches else 0,
+            position=_position(state, branch),
             finish_reason=reason,
             num_cached_tokens=state.num_cached_tokens,
             error=error,
@@ -216,10 +219,16 @@ def final_outputs(
     ]
 
 
+def _position(state: RequestState, branch: int) -> int:
+    """Output tokens of a branch that were said."""
+    said = state.beam is None and branch in state.branches
+    return state.branches[branch].num_output if said else 0
+
+
 def refusal(submit: Submit, error: OctavoError) -> list[BranchOutput]:
     """The outcome of a request that was never entered."""
     request = submit.request
-    tokens = (*submit.branch_tokens, *((),) * request.sampling.width)
+    tokens = (*submit.branch_tokens, *((),) * request.sampling.num_branches)
     return [
         BranchOutput(
             request_id=request.request_id,
@@ -231,6 +240,6 @@ def refusal(submit: Submit, error: OctavoError) -> list[BranchOutput]:
             error_code=error.code or error.error_type,
             error_param=error.param,
         )
-        for branch in range(request.sampling.width)
+        for branch in range(request.sampling.num_branches)
         if branch not in submit.finished_branches
     ]

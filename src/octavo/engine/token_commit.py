@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from octavo.core.request import BranchOutput, FinishReason, TokenLogprobs
 from octavo.core.step import RowPlan, RowResult, StepResult
+from octavo.engine.beam_commit import BeamCommitter
 from octavo.engine.stats import DraftCounters
 from octavo.errors import EngineError
 from octavo.kv import KVCacheManager
@@ -49,6 +50,7 @@ class TokenCommitter:
     def __init__(self, kv: KVCacheManager, scheduler: Scheduler) -> None:
         self._kv = kv
         self._scheduler = scheduler
+        self.beams = BeamCommitter(kv, scheduler)
         self.num_forks = 0
         self.drafts = DraftCounters()
 
@@ -66,12 +68,15 @@ class TokenCommitter:
     def accept(self, step: ScheduledStep, rows: Iterable[RowResult]) -> list[BranchOutput]:
         """Append every row's samples; one output per branch that got a token.
 
-        A sequence that was dropped meanwhile gets none.
+        A beam search answers when it is over, a whole sequence per output. A sequence that was
+        dropped meanwhile gets none.
         """
         outputs: list[BranchOutput] = []
         for row in rows:
             seq = step.rows[row.row][0]
-            if seq.num_spare and seq.kv is not None:
+            if seq.state.beam is not None:
+                self.beams.offer(seq.state.beam, seq, row)
+            elif seq.num_spare and seq.kv is not None:
                 for index, branch in enumerate(self._fork(seq)):
                     logprobs = row.logprobs[index : index + 1]
                     outputs.append(_append(branch, (row.token_ids[index],), logprobs))
@@ -83,6 +88,9 @@ class TokenCommitter:
                     output.num_drafts = asked.num_drafts + len(row.proposals)
                     output.num_accepted = min(row.num_verified, len(output.token_ids))
                     self._keep_drafts(seq, output, row.proposals)
+        searching = [seq.state for seq, _ in step.rows if seq.state.beam is not None]
+        for state in dict.fromkeys(searching):
+            outputs += self.beams.settle(state)
         return outputs
 
     def _keep_drafts(self, seq: Sequence, output: BranchOutput, proposals: tuple[int, ...]) -> None:

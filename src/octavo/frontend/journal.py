@@ -123,7 +123,7 @@ class Journal:
         if request.sampling.seed is None:
             sampling = replace(request.sampling, seed=self._draw_seed())
             request = replace(request, sampling=sampling)
-        branches = [BranchRecord() for _ in range(request.sampling.width)]
+        branches = [BranchRecord() for _ in range(request.sampling.num_branches)]
         entry = JournalEntry(request, branches, numerics)
         self._entries[request.request_id] = entry
         self._num_tokens += size

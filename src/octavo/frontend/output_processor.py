@@ -91,7 +91,7 @@ class OutputProcessor:
                 skip_special_tokens=sampling.skip_special_tokens,
                 min_tokens=sampling.min_tokens,
             )
-            for _ in range(sampling.width)
+            for _ in range(sampling.num_branches)
         ]
         ranking = BestOf(sampling) if sampling.is_ranked else None
         self._open[request.request_id] = _Open(entry, texts, ranking)

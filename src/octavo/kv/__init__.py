@@ -8,7 +8,7 @@ from octavo.kv.invariants import check_copies, check_fits, check_kv, check_write
 from octavo.kv.kv_cache_manager import KVCacheManager
 from octavo.kv.kv_state import PrefixHit
 from octavo.kv.ledger import Holding, Ledger, metadata_bytes, take_ledger
-from octavo.kv.prefix_index import PrefixIndex
+from octavo.kv.prefix_index import PrefixIndex, common_prefix_length
 from octavo.kv.prefix_key import PrefixKey
 from octavo.kv.reservation import StepReservation
 
@@ -27,6 +27,7 @@ __all__ = [
     "check_fits",
     "check_kv",
     "check_writes",
+    "common_prefix_length",
     "metadata_bytes",
     "take_ledger",
 ]

@@ -1,6 +1,7 @@
 """Which sequences run in the next step, and who waits, is admitted or preempted."""
 
 from octavo.scheduler.admission import POLICIES, AdmissionPolicy, admission_policy
+from octavo.scheduler.beam_search import Beam, BeamSearch, Hypothesis, shared_tokens
 from octavo.scheduler.fair_queue import FairQueue
 from octavo.scheduler.scheduler import ScheduledStep, Scheduler, SchedulerCounters
 from octavo.scheduler.sequence import RequestState, Sequence, Status
@@ -8,7 +9,10 @@ from octavo.scheduler.sequence import RequestState, Sequence, Status
 __all__ = [
     "POLICIES",
     "AdmissionPolicy",
+    "Beam",
+    "BeamSearch",
     "FairQueue",
+    "Hypothesis",
     "RequestState",
     "ScheduledStep",
     "Scheduler",
@@ -16,4 +20,5 @@ __all__ = [
     "Sequence",
     "Status",
     "admission_policy",
+    "shared_tokens",
 ]

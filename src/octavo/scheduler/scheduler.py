@@ -23,9 +23,10 @@ from octavo.config import SchedulerConfig
 from octavo.core.step import BlockCopy, GrammarMask, RowPlan, SlotState, StepPlan, TableUpdate
 from octavo.kv import KVCacheManager, PrefixHit, SequenceKV, StepReservation
 from octavo.scheduler.admission import admission_policy
+from octavo.scheduler.beam_search import BeamSearch, shared_tokens
 from octavo.scheduler.fair_queue import FairQueue
 from octavo.scheduler.masks import grammar_masks
-from octavo.scheduler.sequence import Order, Sequence, Status
+from octavo.scheduler.sequence import Order, RequestState, Sequence, Status
 from octavo.scheduler.slots import SlotTable
 from octavo.scheduler.speculation import Speculation
 
@@ -119,11 +120,35 @@ class Scheduler:
             self.waiting.close_accounts()
 
     def preempt(self, seq: Sequence) -> None:
-        """Take a running sequence's blocks; it keeps its tokens and will be recomputed."""
+        """Take a running sequence's blocks; it keeps its tokens and will be recomputed.
+
+        The sequences of a beam search go together and come back as one that is forked again.
+        """
+        if seq.state.beam is not None:
+            self._preempt_group(seq.state, seq.state.beam)
+            return
         seq.num_lost = max(seq.num_lost, seq.num_computed)
         self._stop_running(seq)
         seq.preempted = True
         self.add(seq)
+        self.counters.preemptions += 1
+
+    def _preempt_group(self, state: RequestState, search: BeamSearch) -> None:
+        lost = max(max(seq.num_lost, seq.num_computed) for seq in state.branches.values())
+        for seq in state.branches.values():
+            self._stop_running(seq)
+            seq.status = Status.FINISHED
+        search.withdraw()
+        tokens = [*state.request.prompt_token_ids, *shared_tokens(search.beams)]
+        root = state.leader
+        root.branch = search.beams[0].branch
+        root.token_ids = tokens
+        root.num_spare = search.width - 1
+        root.is_stem = len(search.beams) > 1
+        root.num_lost = lost
+        root.preempted = True
+        state.branches = {root.branch: root}
+        self.add(root)
         self.counters.preemptions += 1
 
     def _stop_running(self, seq: Sequence) -> None:
@@ -181,12 +206,13 @@ class Scheduler:
         for seq in self.running:
             kv = seq.kv
             assert kv is not None, "I7: a running sequence has KV"
-            if len(seq.token_ids) - kv.num_computed > 1:
+            wanted = len(seq.token_ids) - kv.num_computed
+            if wanted > 1:
                 draft.prefilling.append(seq)
-            elif draft.budget:
+            elif wanted and draft.budget:
                 if grow(kv, 1):
                     draft.rows.append((seq, 1))
-                    draft.decodes += () if seq.num_spare else (seq,)
+                    draft.decodes += (seq,) if seq.may_guess else ()
                     draft.budget -= 1
                 elif self._preempt_one():
                     return False
@@ -206,17 +232,29 @@ class Scheduler:
 
     def _preempt_one(self) -> bool:
         """Preempt whoever loses least, the youngest of equals, but never who has run longest."""
-        if len(self.running) < 2:
+        first = self.running[0].state
+        others = [
+            seq for seq in self.running[:0:-1] if first.beam is None or seq.state is not first
+        ]
+        if not others:
             return False
-        victim = min(self.running[:0:-1], key=self._cost)
+        victim = min(others, key=self._cost)
         self.preempt(victim)
         return True
 
     def _cost(self, seq: Sequence) -> tuple[bool, int]:
         """(it frees no block, tokens that it would have to compute again)."""
         assert seq.kv is not None, "I7: a running sequence has KV"
+        if seq.state.beam is not None:
+            return False, self._group_cost(seq.state)
         num_freed, num_lost = self._kv.private_part(seq.kv)
         return num_freed == 0, num_lost
+
+    def _group_cost(self, state: RequestState) -> int:
+        """Tokens of the longest of a group, and what the others hold for themselves."""
+        group = state.branches.values()
+        lost = [self._kv.private_part(seq.kv)[1] for seq in group if seq.kv is not None]
+        return max(seq.num_computed for seq in group) + sum(lost) - max(lost)
 
     # -- admission ---------------------------------------------------------------------------
 
@@ -305,13 +343,14 @@ class Scheduler:
     def _promise(self, seq: Sequence) -> tuple[int, int, int]:
         """(target tokens, spare branches, fork position) that the policy promises ``seq``.
 
-        The last token's KV is never written, hence "- 1".
+        Spare branches are forked where its known tokens end. The last token's KV is never written,
+        hence "- 1".
         """
         state = seq.state
         output = self.policy.output_tokens(state.request.tenant, state.max_output)
         target = max(len(seq.token_ids), seq.num_prompt + output - 1)
         spare = seq.num_spare if self.policy.promises_branches and output > 1 else 0
-        return target, spare, seq.num_prompt
+        return target, spare, len(seq.token_ids)
 
     def _withdraw(self, draft: _Draft) -> None:
         """The reservation was refused: whoever was to be admitted keeps waiting."""
@@ -355,7 +394,7 @@ class Scheduler:
             start = kv.num_computed
             end = start + count
             drafts = draft.drafts.get(seq, ())
-            num_samples = 1 + seq.num_spare if end == len(tokens) else 0
+            num_samples = seq.num_samples if end == len(tokens) else 0
             if start < seq.num_lost:
                 self.counters.recomputed_tokens += min(end, seq.num_lost) - start
             self.waiting.charge(seq, num_samples + len(drafts), held=end)

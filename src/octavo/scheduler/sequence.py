@@ -11,6 +11,7 @@ from octavo.core.grammar import GrammarState
 from octavo.core.request import Submit
 from octavo.core.step import SlotState
 from octavo.kv import Account, SequenceKV
+from octavo.scheduler.beam_search import BeamSearch
 from octavo.scheduler.guess import Guess
 
 # (step at which it is due, arrival, branch)
@@ -37,17 +38,23 @@ class RequestState:
     is the most tokens a branch may have. ``order`` is the arrival number, ``due`` its place by age
     and priority (see ``scheduler.fair_queue``; None until it is queued). ``resumed`` says that
     this attempt continues an earlier one: ``num_cached_tokens`` is then what that one has read.
+    ``owed_branches`` are those that had not ended when it began. A ``beam`` search has a sequence
+    per live beam, or per part that several beams share and that is computed again; ``leader``
+    stands for all of them in the queue.
     """
 
     __slots__ = (
         "account",
+        "beam",
         "branches",
         "digest",
         "due",
         "epoch",
+        "leader",
         "max_output",
         "num_cached_tokens",
         "order",
+        "owed_branches",
         "request",
         "resumed",
         "stop_ids",
@@ -71,6 +78,17 @@ class RequestState:
         self.digest = digest
         self.stop_ids = frozenset((*eos, *sampling.stop_token_ids))
         self.branches: dict[int, Sequence] = {}
+        self.owed_branches = [
+            branch
+            for branch in range(sampling.num_branches)
+            if branch not in submit.finished_branches
+        ]
+        self.leader = Sequence(
+            self, 0, list(request.prompt_token_ids), num_spare=sampling.width - 1
+        )
+        self.beam: BeamSearch | None = None
+        if sampling.use_beam_search:
+            self.beam = BeamSearch(sampling, stop_ids=self.stop_ids, max_output=max_output)
         self.num_cached_tokens = num_cached
 
     @property
@@ -84,13 +102,15 @@ class Sequence:
 
     ``num_spare`` branches after this one are forked from it at its first token. ``num_lost``
     tokens were computed once already, before a preemption. ``grammar`` stands after its last token.
-    ``guess`` is what speculation knows of it.
+    ``guess`` is what speculation knows of it. A stem is what several beams of a search share:
+    nothing is sampled at its end, where it is forked into them.
     """
 
     __slots__ = (
         "branch",
         "grammar",
         "guess",
+        "is_stem",
         "kv",
         "num_lost",
         "num_prompt",
@@ -110,6 +130,7 @@ class Sequence:
         self.token_ids = token_ids
         self.num_prompt = state.num_prompt_tokens
         self.num_spare = num_spare
+        self.is_stem = False
         self.num_lost = 0
         self.preempted = False
         self.guess: Guess | None = None
@@ -139,13 +160,31 @@ class Sequence:
         return self.kv.num_computed if self.kv is not None else 0
 
     @property
+    def num_samples(self) -> int:
+        """What the row of its last token samples."""
+        if self.state.beam is not None:
+            return int(not self.is_stem)
+        return 1 + self.num_spare
+
+    @property
+    def may_guess(self) -> bool:
+        """Whether drafts may be verified behind its last token: its row samples one branch."""
+        return not self.num_spare and self.state.beam is None
+
+    @property
+    def has_offer(self) -> bool:
+        """Whether it is a beam whose tokens are all computed and that waits for the others."""
+        beam = self.state.beam
+        return beam is not None and beam.has_offer(self.branch)
+
+    @property
     def num_seats(self) -> int:
         """Places in the batch that it will need, with the branches it still has to fork."""
         return 1 + self.num_spare
 
     def slot_state(self) -> SlotState:
         """What the runner keeps for its row slot."""
-        sampling = self.state.request.sampling
+        sampling, beam = self.state.request.sampling, self.state.beam
         banned = tuple(sorted(self.state.stop_ids)) if sampling.min_tokens else ()
         return SlotState(
             slot=self.slot,
@@ -156,4 +195,5 @@ class Sequence:
             token_ids=tuple(self.token_ids),
             banned_token_ids=banned,
             banned_until=sampling.min_tokens,
+            num_candidates=beam.num_candidates if beam is not None else 0,
         )

@@ -80,7 +80,6 @@ def _ignored(name: str, note: str, endpoints: frozenset[Endpoint] = BOTH) -> Fie
 
 
 _TOOLS = "tools are not supported"
-_BEAM = "beam search is not supported"
 
 FIELDS = (
     _honoured("model", "a served name; absent means the served model", ALL),
@@ -105,6 +104,21 @@ FIELDS = (
         "best_of",
         "choices computed per prompt, of which the n with the highest mean logprob are returned, "
         "best first; usage counts all of them; not with stream, unless it equals n",
+    ),
+    _honoured(
+        "use_beam_search",
+        "search with best_of (else n) beams, 2 to 64, and return the n best; refused with stream, "
+        "stop, logit_bias, penalties, top_k, top_p, min_p or a temperature other than 0; a seed "
+        "changes nothing",
+    ),
+    _honoured(
+        "length_penalty",
+        "beam search: a sequence scores its summed logprob / length ** length_penalty, -10 to 10",
+    ),
+    _honoured(
+        "early_stopping",
+        'beam search: true ends it at best_of finished sequences, "never" when none can become '
+        "better, false when none would be better at its length now",
     ),
     _honoured("stop", "a string or a list of strings"),
     _honoured("stop_token_ids", "token ids that end a choice", TEXT),
@@ -231,9 +245,6 @@ FIELDS = (
     _refused("web_search_options", "web search is not supported", CHAT),
     _refused("chat_template", "templates in requests are not supported", CHAT),
     _refused("suffix", "infilling is not supported", COMPLETIONS, neutral=("",)),
-    _refused("use_beam_search", _BEAM, neutral=(False,)),
-    _refused("length_penalty", _BEAM, neutral=(1, 1.0)),
-    _refused("early_stopping", _BEAM, neutral=(False,)),
     _refused("prompt_logprobs", "logprobs of the prompt are not supported"),
     _refused("allowed_token_ids", "use logit_bias"),
     _refused("bad_words", "use logit_bias", neutral=([],)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from octavo.core.sampling_params import MAX_LOGPROBS, SamplingParams, validate_sampling_params
 from octavo.errors import ContextLengthError, InvalidRequestError
@@ -21,6 +21,7 @@ _NUMBERS = (
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
+    "length_penalty",
 )
 
 
@@ -32,6 +33,10 @@ def sampling_from_body(
     Raises:
         InvalidRequestError: naming the first bad field.
     """
+    search = body.boolean("use_beam_search")
+    if search:
+        # A beam search draws nothing: what the model recommends for drawing says nothing here.
+        defaults = SamplingParams(temperature=0.0)
     numbers: dict[str, Any] = {
         name: value for name in _NUMBERS if (value := body.number(name)) is not None
     }
@@ -40,6 +45,9 @@ def sampling_from_body(
         **numbers,
         n=_or(body.integer("n"), 1),
         best_of=body.integer("best_of"),
+        use_beam_search=search,
+        # Its type is checked with its value.
+        early_stopping=cast("bool", body.raw("early_stopping") or False),
         max_tokens=_max_tokens(body),
         min_tokens=_or(body.integer("min_tokens"), 0),
         top_k=_top_k(body, defaults),

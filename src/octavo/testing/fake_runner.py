@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from octavo.core.request import TokenLogprobs
 from octavo.core.runner import KVGroupSpec, RunnerInfo
 from octavo.core.step import RowPlan, RowResult, SlotState, StepPlan, StepResult
+from octavo.testing.beam_reference import BeamTask, Hypothesis, beam_search
 
 POISON = -1
 NOT_A_NUMBER = -2
@@ -47,6 +48,25 @@ def next_token(
         allowed = [i for i in range(vocab_size) if mask[i >> 3] >> (i & 7) & 1]
         token = allowed[token % len(allowed)]
     return token
+
+
+def next_candidates(
+    state: SlotState, histories: list[list[int]], *, count: int, vocab_size: int
+) -> tuple[tuple[int, float], ...]:
+    """The likeliest tokens and their logprobs: a pure function of what each KV group shows.
+
+    Logprobs are multiples of 1/8, so that sums are exact and ties are frequent.
+    """
+    key = hash((state.sampling.width, *map(tuple, histories)))
+    logprob, found = -(key % 8) / 8, dict[int, float]()
+    while len(found) < count:
+        key = hash((key, len(found)))
+        token = key % vocab_size
+        while token in found:
+            token = (token + 1) % vocab_size
+        found[token] = logprob
+        logprob -= (key >> 16) % 6 / 8
+    return tuple(sorted(found.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
 def _values(tokens: list[int], start: int, end: int) -> list[int]:
@@ -249,11 +269,25 @@ class FakeRunner:
         self.counts.drafts += row.num_drafts
         self.counts.accepted += num_verified
         del slot.history[end:], slot.values[end:]
+        candidates = self._candidates(slot, end)
         return RowResult(
             row=index,
             token_ids=tokens,
-            logprobs=self._logprobs(row, tokens),
+            logprobs=self._logprobs(row, tokens, candidates),
             num_verified=num_verified,
+            candidates=candidates,
+        )
+
+    def _candidates(self, slot: _Slot, end: int) -> tuple[tuple[int, float], ...]:
+        """What may follow a beam. Its KV was found to be numbers already."""
+        if not slot.state.num_candidates:
+            return ()
+        groups = range(len(self.info.groups))
+        return next_candidates(
+            slot.state,
+            [self._read(slot, group, end) or [] for group in groups],
+            count=slot.state.num_candidates,
+            vocab_size=self.info.vocab_size,
         )
 
     def _draw(
@@ -284,10 +318,13 @@ class FakeRunner:
         """Whether some slot of a block is not a number."""
         return NOT_A_NUMBER in self._store[group][block]
 
-    def _logprobs(self, row: RowPlan, tokens: tuple[int, ...]) -> tuple[TokenLogprobs, ...]:
-        if self._slots[row.slot].state.sampling.num_logprobs < 0:
+    def _logprobs(
+        self, row: RowPlan, tokens: tuple[int, ...], top: tuple[tuple[int, float], ...]
+    ) -> tuple[TokenLogprobs, ...]:
+        wanted = self._slots[row.slot].state.sampling.num_logprobs
+        if wanted < 0:
             return ()
-        return tuple(TokenLogprobs(token, -1.0 - token / 1024) for token in tokens)
+        return tuple(TokenLogprobs(token, -1.0 - token / 1024, top[:wanted]) for token in tokens)
 
     def _count(self, plan: StepPlan, num_sampling: int) -> None:
         counts = self.counts
@@ -330,6 +367,32 @@ def foresee(
     if wrong < limit:
         drafts[wrong] = (drafts[wrong] + 1) % info.vocab_size
     return drafts
+
+
+def run_beam_alone(
+    state: SlotState, info: RunnerInfo, *, stop_ids: frozenset[int], limit: int
+) -> list[Hypothesis]:
+    """What a beam search finds, by full recomputation and without any engine."""
+    sampling = state.sampling
+
+    def continuations(output: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
+        tokens = [*state.token_ids, *output]
+        return next_candidates(
+            state,
+            [tokens[visible_from(len(tokens) - 1, group.window) :] for group in info.groups],
+            count=state.num_candidates,
+            vocab_size=info.vocab_size,
+        )
+
+    task = BeamTask(
+        width=sampling.width,
+        max_tokens=limit,
+        length_penalty=sampling.length_penalty,
+        early_stopping=sampling.early_stopping,
+        min_tokens=sampling.min_tokens,
+        stop_ids=stop_ids,
+    )
+    return beam_search(continuations, task)
 
 
 def make_info(

@@ -6,7 +6,7 @@ from octavo.core.request import BranchOutput, FinishReason, Request, Submit
 from octavo.core.runner import RunnerInfo
 from octavo.core.step import SlotState
 from octavo.errors import OverloadedError
-from octavo.testing.fake_runner import run_alone
+from octavo.testing.fake_runner import run_alone, run_beam_alone
 
 
 class SimulationError(Exception):
@@ -23,7 +23,7 @@ class JournalEntry:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.epoch = 0
-        self.delivered: list[list[int]] = [[] for _ in range(request.sampling.width)]
+        self.delivered: list[list[int]] = [[] for _ in range(request.sampling.num_branches)]
         self.ended: dict[int, FinishReason] = {}
         self.stopped: set[int] = set()
         self.limit = request.sampling.max_tokens or 1
@@ -31,7 +31,7 @@ class JournalEntry:
     @property
     def is_done(self) -> bool:
         """Whether every branch has its outcome."""
-        return len(self.ended) == self.request.sampling.width
+        return len(self.ended) == self.request.sampling.num_branches
 
     def submit(self) -> Submit:
         """The request with what was delivered so far."""
@@ -66,7 +66,8 @@ class JournalEntry:
         if not whole and not got:
             return
         request, sampling = self.request, self.request.sampling
-        stop_ids = frozenset(request.eos_token_ids)
+        eos = () if sampling.ignore_eos else request.eos_token_ids
+        stop_ids = frozenset((*eos, *sampling.stop_token_ids))
         state = SlotState(
             slot=0,
             branch=branch,
@@ -76,9 +77,14 @@ class JournalEntry:
             token_ids=request.prompt_token_ids,
             banned_token_ids=tuple(sorted(stop_ids)) if sampling.min_tokens else (),
             banned_until=sampling.min_tokens,
+            num_candidates=2 * sampling.width + (len(stop_ids) if sampling.min_tokens else 0),
         )
         limit = self.limit if whole else len(got)
-        alone = run_alone(state, info, stop_ids=stop_ids, limit=limit)
+        if sampling.use_beam_search:
+            found = run_beam_alone(state, info, stop_ids=stop_ids, limit=limit)
+            alone = list(found[branch].token_ids)
+        else:
+            alone = run_alone(state, info, stop_ids=stop_ids, limit=limit)
         if got != alone:
             raise SimulationError(
                 f"{request.request_id}/{branch} answered {got}, alone it answers {alone}"

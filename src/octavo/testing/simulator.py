@@ -15,10 +15,11 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from time import process_time
+from typing import Literal
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.request import Abort, BranchOutput, Request, StopBranch, Submit
@@ -227,7 +228,8 @@ class Episode:
             raise SimulationError("a reserving policy preempted for want of blocks")
         for name in ("preemptions", "forks", "cow_copies", "partial_hits", "prefix_hit_tokens",
                      "evicted_blocks", "promises_shed", "twin_waits", "mixed_steps",
-                     "draft_tokens", "draft_tokens_accepted"):  # fmt: skip
+                     "draft_tokens", "draft_tokens_accepted",
+                     "beam_steps", "beam_splits"):  # fmt: skip
             self.events[name] += counters[name]
 
     # -- what happens to it ------------------------------------------------------------------
@@ -241,15 +243,19 @@ class Episode:
         if rng.random() < 0.003:
             prompt *= MAX_PROMPT + MAX_OUTPUT  # longer than the model
         output = rng.randint(1, MAX_OUTPUT)
+        sampling = SamplingParams(
+            n=rng.choice([1, 1, 1, 2, 3]) if self.scenario.shares else 1,
+            max_tokens=output if rng.random() < 0.9 else None,
+            min_tokens=rng.choice([0, 0, min(3, output)]),
+            seed=rng.randrange(1 << 30),
+        )
+        if self.scenario.shares and rng.random() < 0.08:
+            sampling = self._as_beam_search(sampling)
+            self.events["beam searches"] += 1
         request = Request(
             request_id=f"r{self._num_requests}",
             prompt_token_ids=tuple(prompt),
-            sampling=SamplingParams(
-                n=rng.choice([1, 1, 1, 2, 3]) if self.scenario.shares else 1,
-                max_tokens=output if rng.random() < 0.9 else None,
-                min_tokens=rng.choice([0, 0, min(3, output)]),
-                seed=rng.randrange(1 << 30),
-            ),
+            sampling=sampling,
             eos_token_ids=(7, 8),
             tenant=rng.choice(["a", "a", "a", "b", "c"]),
             deadline=self.now + rng.uniform(0.02, 0.5) if rng.random() < 0.05 else None,
@@ -262,6 +268,19 @@ class Episode:
         self.entries[request.request_id] = self.live[request.request_id] = entry
         self._submit(entry)
         self.events["arrivals"] += 1
+
+    def _as_beam_search(self, sampling: SamplingParams) -> SamplingParams:
+        rng = self.rng
+        early_stopping: list[bool | Literal["never"]] = [False, True, "never"]
+        return replace(
+            sampling,
+            use_beam_search=True,
+            best_of=rng.randint(max(2, sampling.n), 4),
+            temperature=0.0,
+            length_penalty=rng.choice([0.0, 1.0, 2.0]),
+            early_stopping=rng.choice(early_stopping),
+            stop_token_ids=tuple(rng.sample(range(40), rng.choice([0, 0, 3]))),
+        )
 
     def _submit(self, entry: JournalEntry) -> None:
         """Hand a request to the engine, whatever of it was delivered already."""
@@ -306,7 +325,7 @@ class Episode:
         entry = self._any_live()
         if entry is None:
             return False
-        branch = self.rng.randrange(entry.request.sampling.width)
+        branch = self.rng.randrange(entry.request.sampling.num_branches)
         if entry.delivered[branch]:
             entry.stopped.add(branch)
         event = StopBranch(request_id=entry.request.request_id, branch=branch)
@@ -331,8 +350,11 @@ class Episode:
 
     def _lease(self) -> bool:
         running = self.core.scheduler.running
-        kv = self.rng.choice(running).kv if running and self.scenario.shares else None
-        if kv is None:
+        seq = self.rng.choice(running) if running and self.scenario.shares else None
+        # A leased block of a dropped beam drains: it is missing to those that take its place.
+        promised = self.scenario.never_preempts and seq is not None and seq.state.beam is not None
+        kv = seq.kv if seq is not None else None
+        if kv is None or promised:
             return False
         self.leases.append(self.core.kv.lease(kv))
         return True

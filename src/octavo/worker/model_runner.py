@@ -41,8 +41,12 @@ class ModelRunner:
         self._generation = 0
         blocks_per_table = -(-info.max_model_len // info.block_size) + 1
         self._slots = SlotTable(
-            max_slots=max_slots, max_blocks=blocks_per_table, num_groups=len(info.groups)
+            max_slots=max_slots,
+            max_blocks=blocks_per_table,
+            num_groups=len(info.groups),
+            num_unsampled=len(unsampled_ids),
         )
+        self._unsampled = frozenset(unsampled_ids)
         self._allowed = allowed_mask(info.vocab_size, unsampled_ids)
         self.want_logits = False
         self.last_output: StepOutput | None = None
@@ -85,6 +89,8 @@ class ModelRunner:
         output = self._executor.forward(batch)
         self.last_output = output
         rows = _row_results(plan, batch.sample.num_logprobs, output)
+        if self._slots.num_candidates:
+            self._add_candidates(plan, rows)
         if self._drafter is not None:
             for row in rows:
                 row.proposals = proposals.get(row.row, ())
@@ -94,6 +100,15 @@ class ModelRunner:
             rows=rows,
             progress=self._executor.progress,
         )
+
+    def _add_candidates(self, plan: StepPlan, rows: tuple[RowResult, ...]) -> None:
+        """Of beam rows, the likeliest ids that stand for a token: their logprobs are enough."""
+        for row in rows:
+            count = self._slots.num_candidates.get(plan.rows[row.row].slot, 0)
+            if count:
+                top = row.logprobs[0].top
+                stand = [pair for pair in top if pair[0] >= 0 and pair[0] not in self._unsampled]
+                row.candidates = tuple(stand[:count])
 
     def close(self) -> None:
         """Free the executors. Idempotent."""

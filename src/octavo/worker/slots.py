@@ -26,10 +26,15 @@ class SlotTable:
 
     ``block_tables[g]`` is int32 [max_slots, max_blocks]; ``first_position[g]`` int32 [max_slots].
     ``layout`` is that of the last batch, None once a slot has changed hands.
+    ``num_unsampled`` ids of the vocabulary may be among the likeliest but are no candidates.
     """
 
-    def __init__(self, *, max_slots: int, max_blocks: int, num_groups: int) -> None:
+    def __init__(
+        self, *, max_slots: int, max_blocks: int, num_groups: int, num_unsampled: int = 0
+    ) -> None:
         self.max_slots = max_slots
+        self.num_candidates: dict[int, int] = {}
+        self._num_unsampled = num_unsampled
         self.block_tables = tuple(
             np.zeros((max_slots, max_blocks), np.int32) for _ in range(num_groups)
         )
@@ -65,6 +70,10 @@ class SlotTable:
         self.presence_penalty[slot] = params.presence_penalty
         self.frequency_penalty[slot] = params.frequency_penalty
         self.num_logprobs[slot] = params.num_logprobs
+        if state.num_candidates:
+            self.num_candidates[slot] = state.num_candidates
+            needed = state.num_candidates + self._num_unsampled
+            self.num_logprobs[slot] = max(params.num_logprobs, needed)
         self.num_prompt[slot] = state.num_prompt_tokens
         if state.banned_token_ids and state.banned_until:
             self.banned_until[slot] = state.num_prompt_tokens + state.banned_until
@@ -79,7 +88,9 @@ class SlotTable:
     def free(self, slot: int) -> None:
         """Forget what a slot held. Idempotent."""
         self.layout = None
-        for held in (self.banned_until, self.banned, self.bias, self._history):
+        for held in (
+            self.banned_until, self.banned, self.bias, self._history, self.num_candidates
+        ):  # fmt: skip
             held.pop(slot, None)
 
     def clear(self) -> None:
