@@ -1,4 +1,4 @@
-"""``best_of`` over HTTP: chosen among the very branches that ``n`` gives; refusals by name."""
+"""``best_of`` and beam search over HTTP: what is chosen, and refusals by name."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from served import Served, served
+
+BEAM = {"use_beam_search": True, "best_of": 4}
 
 
 def play(text: Any, test: Any, **engine: Any) -> None:
@@ -65,6 +67,24 @@ def test_best_of_per_prompt(smollm2_text: Any) -> None:
         ({"best_of": True}, "best_of", "integer"),
         ({"best_of": "2"}, "best_of", "integer"),
         ({"best_of": 2, "stream": True}, "stream", "cannot be streamed"),
+        ({"use_beam_search": 1}, "use_beam_search", "true or false"),
+        ({**BEAM, "n": 5}, "best_of", "best_of (4) is less than n (5)"),
+        ({**BEAM, "best_of": 65}, "best_of", "is 65; it must be between 2 and 64"),
+        ({"use_beam_search": True}, "best_of", "(best_of, else n) is 1; it must be between 2"),
+        ({**BEAM, "temperature": 0.5}, "temperature", "temperature 0.5 has no meaning"),
+        ({**BEAM, "top_p": 0.5}, "top_p", "it must be 1"),
+        ({**BEAM, "top_k": 3}, "top_k", "it must be 0"),
+        ({**BEAM, "presence_penalty": 1}, "presence_penalty", "it must be 0"),
+        ({**BEAM, "logit_bias": {"1": 1}}, "logit_bias", "leave it out"),
+        ({**BEAM, "stop": "x"}, "stop", "leave it out"),
+        ({**BEAM, "stream": True}, "stream", "cannot be streamed"),
+        ({**BEAM, "structured_outputs": {"regex": "a"}}, "structured_outputs.regex", "leave one"),
+        ({**BEAM, "length_penalty": 11}, "length_penalty", "[-10.0, 10.0]"),
+        ({**BEAM, "length_penalty": "1"}, "length_penalty", "number"),
+        ({**BEAM, "early_stopping": "ever"}, "early_stopping", 'true, false or "never"'),
+        ({**BEAM, "early_stopping": 2}, "early_stopping", 'true, false or "never"'),
+        ({"length_penalty": 2}, "length_penalty", "needs use_beam_search"),
+        ({"early_stopping": True}, "early_stopping", "needs use_beam_search"),
     ],
 )
 def test_impossible_fields_are_refused_by_name(
@@ -85,3 +105,28 @@ def test_too_many_choices_over_all_prompts(smollm2_text: Any) -> None:
         assert "40 prompts with best_of = 4 make 160 choices; the limit is 128" in message
 
     play(smollm2_text, test)
+
+
+def test_beam_search_gives_the_best_and_a_seed_changes_nothing(smollm2_text: Any) -> None:
+    async def test(here: Served) -> None:
+        for ask in (here.chat, here.complete):
+            body = (await ask(**BEAM, n=3, logprobs=1 if ask == here.complete else True)).json()
+            again = (await ask(**BEAM, n=3, seed=77)).json()
+            assert [c["index"] for c in body["choices"]] == [0, 1, 2]
+            texts = [c.get("text") or c["message"]["content"] for c in body["choices"]]
+            assert texts == [c.get("text") or c["message"]["content"] for c in again["choices"]]
+            assert len(set(texts)) == 3
+            assert body["usage"]["completion_tokens"] == 15
+        assert here.engine.engine is not None
+        assert here.engine.engine.stats().counters["beam_steps"] == 20
+
+    play(smollm2_text, test)
+
+
+def test_a_pool_too_small_for_the_width_is_said_with_both_numbers(smollm2_text: Any) -> None:
+    async def test(here: Served) -> None:
+        message = refused(await here.complete(**BEAM, max_tokens=100), "max_tokens")
+        assert "needs up to" in message
+        assert "best_of 4); the pool has 16 blocks" in message
+
+    play(smollm2_text, test, num_blocks=16)

@@ -28,12 +28,16 @@ SAMPLES: dict[str, Any] = {
     "echo": True, "stream": True, "priority": 1, "timeout": 60,
     "stream_options": {"include_usage": True}, "top_logprobs": 2, "input": HELLO,
     "instructions": "Be brief.", "previous_response_id": PREVIOUS, "max_output_tokens": 3,
+    "best_of": 2, "use_beam_search": True, "length_penalty": 2, "early_stopping": "never",
     "store": False, "background": True, "include": [LOGPROBS_INCLUDE], "metadata": {"a": "b"},
 }  # fmt: skip
 # What a field needs beside it.
 EXTRA: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True},
     "top_logprobs": {"logprobs": True},
+    "use_beam_search": {"best_of": 2},
+    "length_penalty": {"use_beam_search": True, "best_of": 2},
+    "early_stopping": {"use_beam_search": True, "best_of": 2},
 }
 ROWS = [
     pytest.param(field, endpoint, id=f"{endpoint}-{field.name}")
