@@ -220,9 +220,20 @@ OCTAVO_INLINE void merge(RowState& state, float peak, float total, const float* 
   }
 }
 
+// Weighted sums of one segment's visible positions, their peaks and totals, of R rows.
+template <int R>
+OCTAVO_INLINE void segment_sums(const Attention& a, int first_row, int segment, Span whole,
+                                float peak[R], float total[R], float* sums) {
+  float* p = a.scratch;
+  const Span span = {imax(whole.lo, segment), imin(whole.hi, segment + kSegment)};
+  segment_weights<R>(a, first_row, segment, span, p, peak, total);
+  int d = 0;
+  for (; d + 64 <= a.head_dim; d += 64) weigh_values<R, 4>(a, p, segment, span, d, sums);
+  for (; d < a.head_dim; d += 16) weigh_values<R, 1>(a, p, segment, span, d, sums);
+}
+
 template <int R>
 static void attend_rows(const Attention& a, int first_row) {
-  float* p = a.scratch;
   float* sums = a.scratch + 4 * kSegment;
   RowState state[R];
   Span whole = visible(a, first_row);
@@ -231,13 +242,18 @@ static void attend_rows(const Attention& a, int first_row) {
     const Span seen = visible(a, first_row + r);
     whole = {imin(whole.lo, seen.lo), imax(whole.hi, seen.hi)};
   }
+  for (int done = 0; done < a.segment; ++done) {
+    for (int r = 0; r < R; ++r) {
+      const float* part = a.partial + size_t(done) * a.segment_stride +
+                          size_t(first_row + r) * partial_stride(a.head_dim);
+      merge(state[r], part[a.head_dim], part[a.head_dim + 1], part,
+            a.out + size_t(first_row + r) * a.head_dim, a.head_dim);
+    }
+  }
+  whole.lo = imax(whole.lo, a.segment * kSegment);
   for (int segment = whole.lo & ~(kSegment - 1); segment < whole.hi; segment += kSegment) {
-    const Span span = {imax(whole.lo, segment), imin(whole.hi, segment + kSegment)};
     float peak[R], total[R];
-    segment_weights<R>(a, first_row, segment, span, p, peak, total);
-    int d = 0;
-    for (; d + 64 <= a.head_dim; d += 64) weigh_values<R, 4>(a, p, segment, span, d, sums);
-    for (; d < a.head_dim; d += 16) weigh_values<R, 1>(a, p, segment, span, d, sums);
+    segment_sums<R>(a, first_row, segment, whole, peak, total, sums);
     for (int r = 0; r < R; ++r) {
       float* out = a.out + size_t(first_row + r) * a.head_dim;
       merge(state[r], peak[r], total[r], sums + size_t(r) * a.head_dim, out, a.head_dim);
@@ -250,6 +266,22 @@ static void attend_rows(const Attention& a, int first_row) {
   }
 }
 
+// One whole segment, visible to every row.
+template <int R>
+static void part_rows(const Attention& a, int first_row) {
+  const float* sums = a.scratch + 4 * kSegment;
+  const int segment = a.segment * kSegment;
+  float peak[R], total[R];
+  segment_sums<R>(a, first_row, segment, {segment, segment + kSegment}, peak, total,
+                  a.scratch + 4 * kSegment);
+  for (int r = 0; r < R; ++r) {
+    float* part = a.partial + size_t(first_row + r) * partial_stride(a.head_dim);
+    for (int d = 0; d < a.head_dim; d += 16) f_store(part + d, f_load(sums + r * a.head_dim + d));
+    part[a.head_dim] = peak[r];
+    part[a.head_dim + 1] = total[r];
+  }
+}
+
 static void attention(const Attention& a) {
   int row = 0;
   for (; row + 4 <= a.num_rows; row += 4) attend_rows<4>(a, row);
@@ -257,6 +289,17 @@ static void attention(const Attention& a) {
     case 3: attend_rows<3>(a, row); break;
     case 2: attend_rows<2>(a, row); break;
     case 1: attend_rows<1>(a, row); break;
+    default: break;
+  }
+}
+
+static void attention_segment(const Attention& a) {
+  int row = 0;
+  for (; row + 4 <= a.num_rows; row += 4) part_rows<4>(a, row);
+  switch (a.num_rows - row) {
+    case 3: part_rows<3>(a, row); break;
+    case 2: part_rows<2>(a, row); break;
+    case 1: part_rows<1>(a, row); break;
     default: break;
   }
 }

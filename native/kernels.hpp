@@ -93,7 +93,14 @@ struct Attention {
   const int32_t* position;  // per row
   float* out;              // [num_rows][head_dim]
   float* scratch;          // 4 · (kSegment + head_dim) floats
+  // Results of whole segments: per row head_dim weighted sums, the peak and the total.
+  // attention_segment writes those of `segment` here; attention takes those of the segments before
+  // `segment` from here, `segment_stride` floats apart, and goes on behind them.
+  float* partial;
+  size_t segment_stride;
+  int segment;
 };
+inline constexpr size_t partial_stride(int head_dim) { return size_t(head_dim) + 16; }
 
 // K of a page and head: [block/16][head_dim/2][16][2]; V behind it: [block/2][head_dim][2].
 struct CacheSlot {
@@ -132,6 +139,7 @@ struct Kernels {
   // above limits[row] · wide.
   void (*gate_pack)(const GatePanel& panel, const PackedRows& out, int group);
   void (*attention)(const Attention&);
+  void (*attention_segment)(const Attention&);
   double (*probe_int8)(int repeats);  // int8 operations done
 };
 

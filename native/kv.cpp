@@ -7,11 +7,12 @@ namespace {
 
 constexpr int kTileTokens = 16;
 
-uint16_t to_bf16(float value) {  // to nearest even; NaN stays NaN
+inline uint16_t to_bf16(float value) {  // to nearest even; NaN stays NaN
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t(bits >> 16 | 0x40);
-  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+  const uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  const bool nan = int32_t(bits & 0x7fffffffu) > 0x7f800000;
+  return uint16_t((nan ? bits | 0x400000u : rounded) >> 16);
 }
 
 float from_bf16(uint16_t half) {
@@ -53,11 +54,17 @@ void KvPool::write(int group, int layer, int block, int offset, int head, const 
                   size_t(head) * layout_.head_bytes();
   uint16_t* to_k = k_slot(page, offset);
   uint16_t* to_v = v_slot(page, offset);
-  for (int d = 0; d < layout_.head_dim; d += 2) {
-    to_k[d * kTileTokens] = to_bf16(k[d]);
-    to_k[d * kTileTokens + 1] = to_bf16(k[d + 1]);
+  // In batches: compilers make vectors of the conversion, not of the scattered stores.
+  constexpr int kBatch = 16;
+  for (int first = 0; first < layout_.head_dim; first += kBatch) {
+    uint16_t some_k[kBatch], some_v[kBatch];
+    for (int i = 0; i < kBatch; ++i) some_k[i] = to_bf16(k[first + i]);
+    for (int i = 0; i < kBatch; ++i) some_v[i] = to_bf16(v[first + i]);
+    for (int i = 0; i < kBatch; i += 2) {
+      std::memcpy(to_k + (first + i) * kTileTokens, some_k + i, 4);
+    }
+    for (int i = 0; i < kBatch; ++i) to_v[2 * (first + i)] = some_v[i];
   }
-  for (int d = 0; d < layout_.head_dim; ++d) to_v[2 * d] = to_bf16(v[d]);
 }
 
 void KvPool::copy(int group, int layer, int from, int to, int tokens) {

@@ -177,6 +177,7 @@ class Model {
   int hidden_stride_ = 0;
   int qkv_stride_ = 0;
   std::vector<float> x_, qkv_, logits_, cos_sin_;
+  std::vector<float> partials_;  // of segments that several rows share
   std::vector<float> attended_;  // only if heads are not whole groups
   RowBuffer norm_rows_, attention_rows_, mlp_rows_;
   std::vector<float> row_rms_;   // of the residual, when last normalised

@@ -8,12 +8,25 @@
 #include <cstring>
 
 #include "model.hpp"
+#include "shared_pages.hpp"
 
 namespace octavo {
 namespace {
 
 constexpr int kBlocksPerChunk = 32;  // 128 rows of activations stay in the second-level cache
 constexpr int kAttentionRows = 24;   // query rows (tokens · heads per KV head) of one item
+constexpr int kItemsPerThread = 4;   // fewer leave threads idle at the end of a phase
+
+// Written so that compilers make vectors of it: the pointers never overlap.
+template <int Step>
+void rotate_pairs(const float* __restrict cosine, const float* __restrict sine, int count,
+                  float scale, float* __restrict first, float* __restrict second) {
+  for (int i = 0; i < count; ++i) {
+    const float a = first[i * Step], b = second[i * Step];
+    first[i * Step] = (a * cosine[i] - b * sine[i]) * scale;
+    second[i * Step] = (b * cosine[i] + a * sine[i]) * scale;
+  }
+}
 
 }  // namespace
 
@@ -60,6 +73,11 @@ class Walk {
   void rotate_and_write(const Op& op, int token, int kv_head) const;
   void rotate(const Op& op, int token, float* head, float scale) const;
   void attend(const Thread& t, const Op& op, const Span& span, int kv_head) const;
+  void attend_task(const Thread& t, const Op& op, const SharedPages::Task& task,
+                   int kv_head) const;
+  Attention attention_of(const Thread& t, const Op& op, const Span& span, int kv_head) const;
+  float* partial(const AttentionSpec& spec, int record, int kv_head) const;
+  const SharedPages* shared_pages(const AttentionSpec& spec, bool all) const;
   PackedRows attended_rows(const Thread& t, const Op& op) const;
   void pack_attended(Thread& t, const Op& op);
   void norm_mlp(Thread& t, const Op& op);
@@ -86,6 +104,7 @@ class Walk {
   std::vector<int> sampled_;     // distinct sampled tokens, ascending
   std::vector<int> logits_row_;  // per sample, its place in sampled_
   std::vector<Span> spans_, last_spans_;
+  std::vector<SharedPages> shared_;  // per KV group
   bool decode_only_ = false;     // every row has one token: write and attend in one phase
   int rope_width_ = 0;
 };
@@ -125,6 +144,14 @@ void Walk::plan_attention() {
   for (size_t i = 0; i < sampled_.size(); ++i) {
     last_spans_.push_back({row_of_token_[size_t(sampled_[i])], sampled_[i], 1, int(i)});
   }
+  const bool few = step_.num_rows * spec.kv_heads < kItemsPerThread * model_.pool_->size();
+  size_t records = 0;
+  for (const StepArrays::Table& table : step_.tables) {
+    shared_.push_back(find_shared_pages(step_, table, model_.options_.kv.block_size, few));
+    records = std::max(records, size_t(shared_.back().num_records));
+  }
+  const size_t size = records * size_t(spec.heads) * partial_stride(spec.head_dim);
+  if (model_.partials_.size() < size) model_.partials_.resize(size);
 }
 
 void Walk::run() {
@@ -208,6 +235,11 @@ void Walk::charge_attention(Thread& t, const AttentionSpec& spec) const {
     const int last = step_.context_lens[r] + count;
     seen += size_t(spec.window > 0 ? std::min(last, spec.window + count - 1) : last);
   }
+  if (const SharedPages* shared = shared_pages(spec, t.rows == step_.num_tokens)) {
+    for (const SharedPages::Task& task : shared->tasks) {
+      seen -= size_t(task.end - task.begin - 1) * kSegment;  // read once for all of them
+    }
+  }
   charge(t, Stage::attention, seen * size_t(spec.kv_heads * spec.head_dim) * 4,
          pairs * size_t(spec.heads * spec.head_dim) * 4);
 }
@@ -240,11 +272,13 @@ void Walk::embed(Thread& t) {
     const int row = row_of_token_[size_t(token)];
     const int position = step_.context_lens[row] + token - step_.query_start[row];
     for (size_t rope = 0; rope < model_.ropes_.size(); ++rope) {
-      float* at = const_cast<float*>(cos_sin(int(rope), token));
-      for (float frequency : model_.ropes_[rope]) {
-        const double angle = double(float(position) * frequency);
-        *at++ = float(std::cos(angle));
-        *at++ = float(std::sin(angle));
+      const std::vector<float>& frequencies = model_.ropes_[rope];
+      float* cosine = const_cast<float*>(cos_sin(int(rope), token));
+      float* sine = cosine + frequencies.size();
+      for (size_t i = 0; i < frequencies.size(); ++i) {
+        const double angle = double(float(position) * frequencies[i]);
+        cosine[i] = float(std::cos(angle));
+        sine[i] = float(std::sin(angle));
       }
     }
   });
@@ -306,18 +340,13 @@ void Walk::multiply(Thread& t, const Linear& linear, const PackedRows& in, float
 }
 
 void Walk::rotate(const Op& op, int token, float* head, float scale) const {
-  const float* table = cos_sin(op.rope, token);
   const int half = op.attention.head_dim / 2;
-  const int first = op.attention.interleaved ? 2 : 1;
-  const int second = op.attention.interleaved ? 1 : half;
-  for (int i = 0; i < half; ++i) {
-    float& a = head[i * first];
-    float& b = head[i * first + second];
-    const float cosine = table[2 * i], sine = table[2 * i + 1];
-    const float turned_a = a * cosine - b * sine;
-    const float turned_b = b * cosine + a * sine;
-    a = turned_a * scale;
-    b = turned_b * scale;
+  const float* cosine = cos_sin(op.rope, token);
+  const float* sine = cosine + half;
+  if (op.attention.interleaved) {
+    rotate_pairs<2>(cosine, sine, half, scale, head, head + 1);
+  } else {
+    rotate_pairs<1>(cosine, sine, half, scale, head, head + half);
   }
 }
 
@@ -340,10 +369,66 @@ void Walk::rotate_and_write(const Op& op, int token, int kv_head) const {
   model_.kv_.write(spec.group, spec.layer, line[relative / size], relative % size, kv_head, k, v);
 }
 
-void Walk::attend(const Thread& t, const Op& op, const Span& span, int kv_head) const {
+// What all query heads of a span that share a KV head need, but for q, position and num_rows.
+Attention Walk::attention_of(const Thread& t, const Op& op, const Span& span, int kv_head) const {
   const AttentionSpec& spec = op.attention;
   const KvLayout& layout = model_.options_.kv;
   const StepArrays::Table& table = step_.tables[size_t(spec.group)];
+  std::vector<float>& scratch = model_.thread_scratch_[size_t(t.index)].attention;
+  Attention args{};
+  args.layer = model_.kv_.layer(spec.group, spec.layer);
+  args.page_bytes = layout.page_bytes();
+  args.head_offset = size_t(kv_head) * layout.head_bytes();
+  args.table = table.blocks + size_t(step_.slots[span.row]) * size_t(table.width);
+  args.first_position = table.first_position[span.row];
+  args.block_size = layout.block_size;
+  args.head_dim = spec.head_dim;
+  args.window = spec.window;
+  args.scratch = scratch.data();
+  args.out = scratch.data() + 4 * (kSegment + spec.head_dim);
+  args.segment_stride = size_t(spec.heads) * partial_stride(spec.head_dim);
+  return args;
+}
+
+// The results of one KV head's query heads in one segment of one row.
+float* Walk::partial(const AttentionSpec& spec, int record, int kv_head) const {
+  const size_t ratio = size_t(spec.heads / spec.kv_heads);
+  return model_.partials_.data() + (size_t(record) * size_t(spec.heads) + size_t(kv_head) * ratio) *
+                                       partial_stride(spec.head_dim);
+}
+
+// Null where nothing is shared, and in windows and the last layer of a prompt.
+const SharedPages* Walk::shared_pages(const AttentionSpec& spec, bool all) const {
+  const SharedPages& shared = shared_[size_t(spec.group)];
+  return all && spec.window == 0 && !shared.tasks.empty() ? &shared : nullptr;
+}
+
+// One segment's pages for every row that reads them, while they are in cache.
+void Walk::attend_task(const Thread& t, const Op& op, const SharedPages::Task& task,
+                       int kv_head) const {
+  const AttentionSpec& spec = op.attention;
+  const SharedPages& shared = shared_[size_t(spec.group)];
+  const int ratio = spec.heads / spec.kv_heads;
+  for (int i = task.begin; i < task.end; ++i) {
+    const int row = shared.order[size_t(i)], token = step_.query_start[row];
+    Attention args = attention_of(t, op, {row, token, 1, token}, kv_head);
+    const float* q[kMaxHeadRatio];
+    int32_t position[kMaxHeadRatio];
+    for (int h = 0; h < ratio; ++h) {
+      q[h] = qkv(token) + (kv_head * ratio + h) * spec.head_dim;
+      position[h] = step_.context_lens[row];
+    }
+    args.q = q;
+    args.position = position;
+    args.num_rows = ratio;
+    args.segment = task.segment;
+    args.partial = partial(spec, shared.record[size_t(row)] + task.segment, kv_head);
+    kernels_.attention_segment(args);
+  }
+}
+
+void Walk::attend(const Thread& t, const Op& op, const Span& span, int kv_head) const {
+  const AttentionSpec& spec = op.attention;
   const int ratio = spec.heads / spec.kv_heads;
   const float* q[kMaxHeadRatio];
   int32_t position[kMaxHeadRatio];
@@ -355,21 +440,15 @@ void Walk::attend(const Thread& t, const Op& op, const Span& span, int kv_head) 
       position[n] = step_.context_lens[span.row] + token - step_.query_start[span.row];
     }
   }
-  std::vector<float>& scratch = model_.thread_scratch_[size_t(t.index)].attention;
-  Attention args{};
-  args.layer = model_.kv_.layer(spec.group, spec.layer);
-  args.page_bytes = layout.page_bytes();
-  args.head_offset = size_t(kv_head) * layout.head_bytes();
-  args.table = table.blocks + size_t(step_.slots[span.row]) * size_t(table.width);
-  args.first_position = table.first_position[span.row];
-  args.block_size = layout.block_size;
-  args.head_dim = spec.head_dim;
-  args.window = spec.window;
+  Attention args = attention_of(t, op, span, kv_head);
   args.num_rows = n;
   args.q = q;
   args.position = position;
-  args.scratch = scratch.data();
-  args.out = scratch.data() + 4 * (kSegment + spec.head_dim);
+  const bool all = t.rows == step_.num_tokens;
+  if (const SharedPages* shared = shared_pages(spec, all)) {
+    args.segment = shared->segments[size_t(span.row)];
+    args.partial = partial(spec, shared->record[size_t(span.row)], kv_head);
+  }
   kernels_.attention(args);
   if (spec.head_dim % kGroup != 0) {  // groups straddle heads: packed when all heads are done
     for (int i = 0; i < n; ++i) {
@@ -413,7 +492,8 @@ void Walk::pack_attended(Thread& t, const Op& op) {
 void Walk::attention(Thread& t, const Op& op, bool last) {
   const int heads = op.attention.kv_heads;
   const bool all = !last || int(sampled_.size()) == step_.num_tokens;
-  if (decode_only_ && all) {
+  const SharedPages* shared = shared_pages(op.attention, all);
+  if (decode_only_ && all && !shared) {
     phase(t, step_.num_rows * heads, [&](int item) {
       rotate_and_write(op, item / heads, item % heads);
       attend(t, op, spans_[size_t(item / heads)], item % heads);
@@ -425,6 +505,11 @@ void Walk::attention(Thread& t, const Op& op, bool last) {
     if (!all) {
       t.set_rows(int(sampled_.size()));
       if (t.index == 0) gather_sampled();
+    }
+    if (shared) {
+      phase(t, int(shared->tasks.size()) * heads, [&](int item) {
+        attend_task(t, op, shared->tasks[size_t(item / heads)], item % heads);
+      });
     }
     phase(t, int(spans.size()) * heads, [&](int item) {
       attend(t, op, spans[size_t(item / heads)], item % heads);

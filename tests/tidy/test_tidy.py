@@ -77,6 +77,12 @@ def code_lines(path: Path) -> int:
     return len(lines)
 
 
+def native_code_lines(path: Path) -> int:
+    """The same for C++, where a comment has lines of its own."""
+    lines = map(str.strip, path.read_text(encoding="utf-8").splitlines())
+    return sum(1 for line in lines if line and not line.startswith("//"))
+
+
 def test_the_line_budgets_hold() -> None:
     sizes = {path.relative_to(PACKAGE).parts[0]: 0 for path in python_files()}
     for path in python_files():
@@ -84,7 +90,8 @@ def test_the_line_budgets_hold() -> None:
     tools = sum(sizes.pop(name) for name in TOOLS)
     assert sum(sizes.values()) <= MAX_PYTHON_LINES
     assert tools <= MAX_TOOL_LINES
-    assert sum(map(line_count, native_files())) <= MAX_NATIVE_LINES
+    assert not [p for p in native_files() if "/*" in p.read_text(encoding="utf-8")]
+    assert sum(map(native_code_lines, native_files())) <= MAX_NATIVE_LINES
 
 
 def test_files_are_small() -> None:
