@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from octavo.config import SchedulerConfig
 from octavo.core import Abort, FinishReason, SamplingParams
+from octavo.core.grammar import Grammar
 from octavo.scheduler import Status
 from octavo.testing import EngineDriver, make_info, make_request
+from octavo.testing.toy_grammar import ToyGrammars
 
 LATE = 100.0
 
 
-def start(*, seats: int = 8, num_blocks: int = 40, policy: str = "optimistic") -> EngineDriver:
+def start(*, num_blocks: int = 40, vocab_size: int = 1000, **options: Any) -> EngineDriver:
     """An engine in which a canary of eight prompt tokens decodes."""
+    options = {"max_num_seqs": 8, "policy": "optimistic", **options}
     driver = EngineDriver(
-        make_info(block_size=4, num_blocks=num_blocks),
-        SchedulerConfig(max_num_seqs=seats, max_num_batched_tokens=16, policy=policy),
+        make_info(block_size=4, num_blocks=num_blocks, vocab_size=vocab_size),
+        SchedulerConfig(max_num_batched_tokens=16, **options),
+        grammars=ToyGrammars(vocab_size),
     )
     submit(driver, "canary", [1] * 8, tokens=60)
     driver.step()
@@ -28,9 +33,9 @@ def start(*, seats: int = 8, num_blocks: int = 40, policy: str = "optimistic") -
 
 
 def submit(
-    driver: EngineDriver, name: str, prompt: list[int], *, tokens: int = 20, n: int = 1
+    driver: EngineDriver, name: str, prompt: list[int], *, tokens: int = 20, **options: Any
 ) -> None:
-    sampling = SamplingParams(max_tokens=tokens, n=n, seed=3)
+    sampling = SamplingParams(max_tokens=tokens, seed=3, **options)
     request = make_request(name, prompt, sampling=sampling)
     deadline = LATE if name == "victim" else None
     driver.submit(replace(request, deadline=deadline))
@@ -49,8 +54,15 @@ def arrived() -> EngineDriver:
     return driver
 
 
+def compiling_a_grammar() -> EngineDriver:
+    driver = start()
+    submit(driver, "victim", [2] * 9, grammar=Grammar(kind="choice", choices=("3",), field="x"))
+    assert branches(driver) == [(Status.COMPILING, 0, 0)]
+    return driver
+
+
 def queued_for_a_seat() -> EngineDriver:
-    driver = start(seats=1)
+    driver = start(max_num_seqs=1)
     submit(driver, "victim", [2] * 9)
     driver.step()
     assert branches(driver) == [(Status.WAITING, 0, 0)]
@@ -114,6 +126,15 @@ def decoding_in_branches() -> EngineDriver:
     return driver
 
 
+def verifying() -> EngineDriver:
+    driver = start(vocab_size=6, speculate="ngram")
+    submit(driver, "victim", [2, 3, 4, 5] * 3, tokens=40)
+    while branches(driver)[0][2] < 8:
+        driver.step()
+    assert driver.counters["draft_tokens"] > 0
+    return driver
+
+
 def reading_a_shared_prefix() -> EngineDriver:
     driver = start()
     submit(driver, "victim", [1] * 8 + [5])
@@ -141,6 +162,7 @@ def resubmitted() -> EngineDriver:
 
 STATES: list[Callable[[], EngineDriver]] = [
     arrived,
+    compiling_a_grammar,
     queued_for_a_seat,
     queued_for_blocks,
     waiting_for_a_twin,
@@ -148,6 +170,7 @@ STATES: list[Callable[[], EngineDriver]] = [
     in_a_chunk,
     decoding,
     decoding_in_branches,
+    verifying,
     reading_a_shared_prefix,
     preempted,
     resubmitted,

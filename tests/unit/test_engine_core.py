@@ -287,6 +287,13 @@ def test_every_fact_of_the_runner_is_in_the_key(change: dict[str, object]) -> No
     assert len(digests) == 2
 
 
+@pytest.mark.parametrize("field", ["adapter", "tenant", "domain"])
+def test_every_fact_of_the_request_is_in_the_key(field: str) -> None:
+    request = make_request("r", PROMPT)
+    key_of = EngineDriver().core.requests._prefix_key
+    assert key_of(replace(request, **{field: "x"})).digest() != key_of(request).digest()
+
+
 @pytest.mark.parametrize("priority", [-2, 2, True, 0.0])
 def test_a_priority_that_does_not_exist_is_refused(priority: object) -> None:
     driver = EngineDriver()

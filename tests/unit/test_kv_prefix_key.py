@@ -22,6 +22,14 @@ KEY = PrefixKey(
 NAMES = [field.name for field in fields(PrefixKey)]
 
 
+def test_no_field_is_missing() -> None:
+    """Each stands for something that the numbers, or who may read them, depend on."""
+    assert set(NAMES) == {
+        "schema", "model_digest", "adapter", "tokenizer_digest", "rope", "fingerprint", "kv_dtype",
+        "layout", "tenant", "domain",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_dropping_a_field_changes_the_key(name: str) -> None:
     assert replace(KEY, **{name: ""}).digest() != KEY.digest()

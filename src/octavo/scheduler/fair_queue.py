@@ -70,6 +70,9 @@ class FairQueue:
     def __len__(self) -> int:
         return len(self._members)
 
+    def __contains__(self, seq: Sequence) -> bool:
+        return seq in self._members
+
     def __iter__(self) -> Iterator[Sequence]:
         """Everybody who waits, in no particular order."""
         return iter(self._members)
@@ -181,7 +184,8 @@ class FairQueue:
 
     def charge(self, seq: Sequence, num_tokens: int, *, held: int = 0) -> None:
         """The tenant of ``seq`` got ``num_tokens`` computed and held ``held`` for a step."""
-        tenant = self._tenant(seq.state.request.tenant)
+        name = seq.state.request.tenant
+        tenant = self._tenants.get(name) or self._tenant(name)
         tenant.served += num_tokens * HELD_STEPS + held
 
     def admitted(self, seq: Sequence, num_tokens: int) -> None:
