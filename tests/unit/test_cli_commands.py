@@ -250,7 +250,9 @@ def test_the_doctor_names_what_to_do_next(tmp_path: Path) -> None:
     assert "C++ compiler" in next_step(found)
     found |= {"compiler": "g++"}
     assert next_step(found).startswith("build the native backend")
-    found |= {"native": {"usable": True}}
+    found |= {"native": {"usable": True, "barrier_ns": 1e6}, "machine": {"cores": 8}}
+    assert "--num-threads below 8" in next_step(found)
+    found |= {"native": {"usable": True, "barrier_ns": 200.0}}
     assert "huge pages" in next_step(found)
     found |= {"huge_pages": "madvise"}
     assert next_step(found).endswith("octavo pull smollm2")

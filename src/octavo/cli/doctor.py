@@ -17,6 +17,8 @@ from octavo.weights import list_models
 from octavo.worker.memory import available_bytes
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+# Two threads of a quiet machine meet in well under a microsecond.
+_BUSY_BARRIER_NS = 20_000
 _COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -83,6 +85,11 @@ def next_step(found: dict[str, Any]) -> str:
     if not found["native"]["usable"]:
         compiler = "" if found["compiler"] else "install a C++ compiler, then "
         return f"{compiler}build the native backend: make setup (or pip install .)"
+    if found["native"]["barrier_ns"] > _BUSY_BARRIER_NS:
+        return (
+            f"stop what else computes here, or give --num-threads below {found['machine']['cores']}"
+            ": the engine's threads wait for processors that others hold"
+        )
     if found["huge_pages"] == "never":
         return (
             "allow huge pages, which weights are read faster from: "
