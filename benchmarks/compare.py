@@ -15,7 +15,7 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -70,9 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "workload": json.loads(json.dumps(asdict(workload))),
     }
     earlier = earlier_turns(path, data) if options.append else []
-    turns = run_rounds(contenders, workload, rounds=options.rounds, earlier=earlier)
-    data["turns"] = earlier + turns
-    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    turns: list[dict[str, Any]] = []
+    for turn in run_rounds(contenders, workload, rounds=options.rounds, earlier=earlier):
+        turns.append(turn)
+        # After every turn: a run that is broken off keeps what it has.
+        whole = {**data, "turns": earlier + turns}
+        path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     print(f"raw figures: {path.relative_to(RESULTS.parents[1])}; python benchmarks/report.py shows")
     return 0 if any("rows" in turn for turn in turns) else 1
 
@@ -98,10 +101,11 @@ def run_rounds(
     *,
     rounds: int,
     earlier: Sequence[dict[str, Any]] = (),
-) -> list[dict[str, Any]]:
-    """Every contender's turn in every round, in the order run; rounds go on from ``earlier``."""
+) -> Iterator[dict[str, Any]]:
+    """Every contender's turn in every round, as they end; rounds go on from ``earlier``."""
     done = {each.name: sum(t["engine"] == each.name for t in earlier) for each in contenders}
-    turns: list[dict[str, Any]] = []
+    if machine_state()["load"][0] > QUIET_LOAD:
+        print("the machine is busy; engines that spin while they wait suffer most")
     try:
         for index in range(rounds):
             for contender in contenders:
@@ -111,14 +115,12 @@ def run_rounds(
                     "engine": contender.name,
                     "state": state,
                 }
-                if state["load"][0] > QUIET_LOAD and not turns:
-                    print("the machine is busy; engines that spin while they wait suffer most")
-                turns.append(turn | _turn(contender, workload))
-                print(_line(turns[-1]), flush=True)
+                turn |= _turn(contender, workload)
+                print(_line(turn), flush=True)
+                yield turn
     finally:
         for contender in contenders:
             contender.close()
-    return turns
 
 
 def _turn(contender: Engine | Server, workload: Any) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         Scripted("peer", [50.0, 40.0, 60.0]),
         Scripted("broken", [None, None, None]),
     ]
-    found = compare.run_rounds(contenders, WORKLOAD, rounds=3)  # type: ignore[arg-type]
+    found = list(compare.run_rounds(contenders, WORKLOAD, rounds=3))  # type: ignore[arg-type]
     assert all(contender.is_closed for contender in contenders)
     return found
 
