@@ -249,6 +249,7 @@ def test_stats_and_dumps() -> None:
     stats = driver.core.stats()
     assert (stats.num_running, stats.num_waiting) == (2, 1)
     assert stats.gauges["orphan_blocks"] == 0
+    assert stats.gauges["kv_metadata_bytes"] > 0
     assert 0 < stats.gauges["kv_usage"] < 1
     terms = [v for k, v in stats.gauges.items() if k.startswith("kv_bytes_")]
     assert sum(terms) == 2 * stats.gauges["kv_bytes_pool"]

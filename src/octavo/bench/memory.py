@@ -104,6 +104,10 @@ class MemoryWorkload:
         """The engine of a replay."""
         return replace(Setup(pool_tokens=self.pool_tokens, context=self.context), **changes)
 
+    def roomy(self, **changes: Any) -> Setup:  # noqa: ANN401 - fields of Setup
+        """An engine with room for all: the preempted come back alone and hide what is shared."""
+        return self.setup(pool_tokens=16 * self.pool_tokens, **changes)
+
 
 def run_memory(workload: MemoryWorkload) -> Report:
     """Every experiment.
@@ -170,9 +174,7 @@ def _sharing(workload: MemoryWorkload, step_time: StepTime) -> list[Row]:
     for name in workload.named():
         requests = workload.plan(name, rate_per_s=workload.rate_per_s)[:MAX_SHARERS]
         for n in WIDTHS:
-            # Room for all: a branch that is preempted comes back alone and would hide what n saves.
-            roomy = workload.setup(n=n, pool_tokens=16 * workload.pool_tokens)
-            replay = _replay(roomy, requests, step_time)
+            replay = _replay(workload.roomy(n=n), requests, step_time)
             tree = BeamTree(
                 width=n, block_size=BLOCK_SIZE, context=workload.context, seed=workload.seed
             )
@@ -200,18 +202,18 @@ def _block_sizes(workload: MemoryWorkload, step_time: StepTime) -> list[Row]:
     name = workload.named()[0]
     requests = workload.plan(name, rate_per_s=workload.rate_per_s)
     for size in BLOCK_SIZES:
-        engine = VirtualEngine(workload.setup(n=2, block_size=size), step_time)
+        engine = VirtualEngine(workload.roomy(n=2, block_size=size), step_time)
         started = time.process_time()
         replay = engine.run(requests)
         spent = time.process_time() - started
-        counters = replay.counters
+        counters, books = replay.counters, metadata_bytes(engine.engine.kv)
         rows.append(
             {
                 "block_size": size,
                 "tail_waste_percent": round(100 * replay.tail_waste / replay.held, 2),
                 "saved_percent": replay.saved_percent,
                 "mean_table_entries": round(replay.entries / replay.usage.seconds, 1),
-                "metadata_bytes": metadata_bytes(engine.engine.kv),
+                "metadata_bytes_per_slot": round(books / replay.usage.capacity, 3),
                 "cow_copies": counters["cow_copies"],
                 "control_us_per_step": round(1e6 * spent / counters["steps"], 1),
             }

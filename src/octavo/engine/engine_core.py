@@ -32,7 +32,7 @@ from octavo.errors import (
     OctavoError,
     OverloadedError,
 )
-from octavo.kv import KVCacheManager, Ledger, take_ledger
+from octavo.kv import KVCacheManager, Ledger, metadata_bytes, take_ledger
 from octavo.scheduler import RequestState, ScheduledStep, Scheduler, Sequence, Status
 
 THOROUGH_EVERY_N_STEPS = 8
@@ -360,6 +360,7 @@ class EngineCore:
         gauges["orphan_blocks"] = gauges.pop("kv_bytes_orphan_blocks")
         recomputed = scheduler.counters.recomputed_tokens
         gauges["recompute_tax"] = recomputed / max(1, self.counters.computed_tokens)
+        gauges["kv_metadata_bytes"] = float(metadata_bytes(kv))
         gauges["kv_usage"] = (ledger.held + ledger.draining) / ledger.pool
         return EngineStats(
             num_running=len(scheduler.running),
