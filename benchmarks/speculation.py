@@ -119,7 +119,7 @@ def measure(runner: Runner, asked: list[Request], proposer: str, *, num_draft_to
 
 
 def compare(model: LoadedModel, options: argparse.Namespace, task: str, streams: int) -> None:
-    """Print a line per proposer: median tokens per second, ratio to the first, acceptance."""
+    """Run a task under every proposer, round by round."""
     asked = requests(model, task, streams, output=options.output_tokens)
     rates: dict[str, list[float]] = {name: [] for name in options.proposers}
     runs: dict[str, Run] = {}
@@ -128,18 +128,25 @@ def compare(model: LoadedModel, options: argparse.Namespace, task: str, streams:
             run = measure(model.runner, asked, name, num_draft_tokens=options.num_draft_tokens)
             rates[name].append(run.tokens / run.seconds)
             runs[name] = run
-    first = options.proposers[0]
+        report(rates, runs, f"{task} × {streams}", with_steps=options.steps)
+
+
+def report(
+    rates: dict[str, list[float]], runs: dict[str, Run], what: str, *, with_steps: bool
+) -> None:
+    """A line per proposer about the rounds so far: medians, ratios to the first, acceptance."""
+    first = next(iter(runs))
     for name, run in runs.items():
-        assert run.answers == runs[first].answers, f"{task}: {name} changed the answer"
+        assert run.answers == runs[first].answers, f"{what}: {name} changed the answer"
         ratio = statistics.median(
             mine / plain for mine, plain in zip(rates[name], rates[first], strict=True)
         )
         line = {
-            "task": task, "streams": streams, "proposer": name, "tokens": run.tokens,
+            "what": what, "proposer": name, "rounds": len(rates[name]), "tokens": run.tokens,
             "tokens_per_s": round(statistics.median(rates[name]), 2), "ratio": round(ratio, 3),
             "drafts": run.drafts, "accepted": run.accepted,
         }  # fmt: skip
-        if options.steps:
+        if with_steps:
             line["step_ms"] = {
                 size: round(statistics.median(spent), 2)
                 for size, spent in sorted(run.step_ms.items())

@@ -77,7 +77,7 @@ def draw_scenario(rng: Random) -> Scenario:
         max_num_seqs=rng.choice([6, 8, 16]),
         max_waiting=rng.choice([6, 64]),
         policy=rng.choice(["reserve", "estimate", "optimistic", "optimistic"]),
-        speculate=rng.choice(["off", "ngram", "suffix"]),
+        speculate=rng.choice(["off", "ngram", "suffix", "draft:runner"]),
         num_draft_tokens=rng.choice([1, 3, 7]),
         check_every_n_steps=1,
     )
@@ -138,9 +138,10 @@ class Episode:
         self.flaky = [FlakyAllocation(pool) for pool in self.core.kv.pools]
         for pool, flaky in zip(self.core.kv.pools, self.flaky, strict=True):
             pool.allocate = flaky  # type: ignore[method-assign]
+        # What the fake runner says never repeats itself: these drafts are right for a while.
+        self.runner.first_wrong = partial(self.rng.randrange, 6)
         if self.scenario.scheduler.speculate == "ngram":
-            # What the fake runner says never repeats itself: these drafts are right for a while.
-            propose = clairvoyant(self.scenario.info, partial(self.rng.randrange, 6))
+            propose = clairvoyant(self.scenario.info, self.runner.first_wrong)
             self.core.scheduler.speculation.propose = propose
         self.leases.clear()
 
