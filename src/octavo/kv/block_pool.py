@@ -50,6 +50,7 @@ class BlockPool:
         self._tenants = [""] * num_blocks
         self._owners: dict[int, tuple[OwnerKind, dict[int, None]]] = {}
         self._next_owner = 0
+        self._allocates_for: dict[int, str] = {}
 
     # -- what can be had ---------------------------------------------------------------------
 
@@ -78,9 +79,11 @@ class BlockPool:
 
     # -- owners ------------------------------------------------------------------------------
 
-    def open(self, kind: OwnerKind) -> int:
-        """A new owner token that holds nothing yet."""
+    def open(self, kind: OwnerKind, tenant: str = "") -> int:
+        """A new owner token that holds nothing yet; ``tenant`` is who it allocates for."""
         self._next_owner += 1
+        if tenant:
+            self._allocates_for[self._next_owner] = tenant
         self._owners[self._next_owner] = (kind, {})
         return self._next_owner
 
@@ -96,6 +99,7 @@ class BlockPool:
         self.release(owner, list(reversed(held)) if order is None else order)
         assert not held, "I2: an owner closed while it still held blocks"
         del self._owners[owner]
+        self._allocates_for.pop(owner, None)
 
     # -- blocks ------------------------------------------------------------------------------
 
@@ -104,7 +108,7 @@ class BlockPool:
         if count > self.num_available:
             return None
         while len(self._free) < count:
-            self.evict_one()
+            self.evict_one(self._allocates_for.get(owner, ""))
         blocks = [self._free.pop() for _ in range(count)]
         kind, held = self._owners[owner]
         assert kind is not OwnerKind.LEASE, "I2: a lease never owns"
@@ -180,9 +184,9 @@ class BlockPool:
             self._cached.remove(block)
             self._free.append(block)
 
-    def evict_one(self) -> None:
-        """Make one cached block free; which, ``cached_blocks`` decides."""
-        block = self._cached.next()
+    def evict_one(self, tenant: str = "") -> None:
+        """Make one cached block free for ``tenant``; which, ``cached_blocks`` decides."""
+        block = self._cached.next(tenant)
         self._on_evict(block)
         self.num_evicted += 1
         assert block not in self._cached, "I5: the index kept an evicted block"

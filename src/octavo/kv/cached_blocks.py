@@ -1,8 +1,9 @@
 """Which cached block is evicted next: the oldest, but of no tenant that holds its floor or less.
 
 Half of the pool is divided evenly among the tenants that have cached blocks: that is the floor of
-each. A tenant that floods the cache is the only one above its floor and evicts its own blocks. Only
-when nobody is above goes the oldest of all: what runs comes before what is merely kept.
+each. A tenant that floods the cache is the only one above its floor and evicts its own blocks. When
+nobody is above, those of the tenant that needs the block go first, and only then the oldest of all:
+what runs comes before what is merely kept.
 """
 
 from __future__ import annotations
@@ -43,12 +44,18 @@ class CachedBlocks:
         if not queue:
             del self._queues[tenant]
 
-    def next(self) -> int:
-        """The block to be evicted next. There must be one. O(tenants)."""
+    def next(self, tenant: str) -> int:
+        """The block to be evicted for ``tenant``. There must be one. O(tenants)."""
         queues = self._queues.values()
-        above = [queue for queue in queues if len(queue) > self.floor] if len(queues) > 1 else []
-        oldest = min(above or queues, key=_first_cached)
-        return next(iter(oldest))
+        if len(queues) > 1:
+            floor = self.floor
+            above = [queue for queue in queues if len(queue) > floor]
+            mine = self._queues.get(tenant)
+            if above:
+                return next(iter(min(above, key=_first_cached)))
+            if mine is not None:
+                return next(iter(mine))
+        return next(iter(min(queues, key=_first_cached)))
 
     @property
     def floor(self) -> int:

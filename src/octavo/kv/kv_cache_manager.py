@@ -24,7 +24,7 @@ class KVCacheManager(KVState):
 
     def new_sequence(self, digest: bytes, account: Account = NOBODY) -> SequenceKV:
         """A sequence that holds nothing. ``digest`` names its root in the prefix index."""
-        tables = [BlockTable(pool.open(OwnerKind.TABLE)) for pool in self.pools]
+        tables = [BlockTable(pool.open(OwnerKind.TABLE, account.tenant)) for pool in self.pools]
         seq = SequenceKV(digest, tables, account=account, publishing=self._prefix_cache)
         self.sequences[seq] = None
         return seq
