@@ -22,6 +22,11 @@ from oracles.tiny_models import random_tensors, tiny_spec
 ROWS = 97
 HOT = SamplingParams(temperature=100.0, max_tokens=60, n=8, seed=3, ignore_eos=True, logprobs=0)
 
+# Among the 40 likeliest of 97 rows some stand for no token.
+WIDE = SamplingParams(
+    use_beam_search=True, temperature=0.0, best_of=20, n=20, max_tokens=4, ignore_eos=True
+)
+
 
 def write_model(path: Path, num_tokens: int, unused: tuple[int, ...] = ()) -> Path:
     """A GGUF model of 97 rows whose tokenizer has ``num_tokens`` ids."""
@@ -60,6 +65,9 @@ def test_rows_without_a_token_are_never_sampled(tmp_path: Path, backend: str) ->
         drawn = sampled(llm)
         assert len(drawn) > 50
         assert drawn <= set(range(60)) - {50, 51}
+        beams = llm.generate([3, 4, 5], WIDE)
+        assert len(beams) == 20
+        assert {token for done in beams for token in done.token_ids} <= set(range(60)) - {50, 51}
         # Such an id may stand in a prompt, and reads as nothing.
         llm.generate([96, 60], SamplingParams(max_tokens=1))
         assert llm.tokenizer.decode([3, 96, 50, 4]) == llm.tokenizer.decode([3, 4])
