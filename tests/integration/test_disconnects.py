@@ -62,6 +62,42 @@ async def read(http: httpx.AsyncClient, seed: int, leave_after: int | None) -> d
     return texts
 
 
+ASK_FOR_LONG: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 400},
+    "/v1/completions": {"prompt": "Hi", "max_tokens": 400},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 400},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 400},
+}
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("path", ASK_FOR_LONG)
+def test_who_leaves_leaves_nothing(server: ServerProcess, path: str, stream: bool) -> None:
+    def aborted() -> float:
+        return server.metric("octavo_engine_requests_aborted_total")
+
+    async def main() -> None:
+        body = {**ASK_FOR_LONG[path], "ignore_eos": True, "stream": stream}
+        async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
+            task = asyncio.create_task(http.post(path, json=body))
+            while not (await http.get("/debug/requests")).json():  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+            assert not task.done()
+            task.cancel()
+            await asyncio.wait({task})
+            while (await http.get("/debug/requests")).json():  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+            groups = (await http.get("/debug/kv")).json()["groups"]
+            assert all(group["tables"] == {} for group in groups)
+
+    before = aborted()
+    asyncio.run(asyncio.wait_for(main(), 30))
+    deadline = time.monotonic() + 20
+    while aborted() != before + 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_survivors_end_and_the_pool_returns(server: ServerProcess) -> None:
     rng = random.Random(20)
     leavers = set(rng.sample(range(NUM_STREAMS), NUM_STREAMS * 3 // 10))

@@ -14,13 +14,15 @@ from octavo.server.sampling_fields import LOGPROBS_INCLUDE
 from served import HELLO, PATHS, Served
 
 PREVIOUS = "resp_1"
+FORMAT = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
 SAMPLES: dict[str, Any] = {
     "model": "alias", "messages": HELLO, "prompt": "Hi", "max_tokens": 3, "system": "Be brief.",
     "max_completion_tokens": 5, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "n": 2,
     "stop": "zzz", "stop_sequences": ["zzz"], "stop_token_ids": [5],
     "include_stop_str_in_output": True, "skip_special_tokens": False, "seed": -4,
     "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.2,
-    "tokens": [5, 6], "add_special_tokens": False, "truncate_prompt_tokens": 4,
+    "text": {"format": FORMAT}, "output_config": {"format": FORMAT}, "tokens": [5, 6],
+    "add_special_tokens": False, "truncate_prompt_tokens": 4,
     "return_token_ids": True, "cache_salt": "mine",
     "continue_final_message": False, "add_generation_prompt": False, "chat_template_kwargs": {},
     "logit_bias": {"5": -100}, "min_tokens": 2, "ignore_eos": True,

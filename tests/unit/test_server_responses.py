@@ -290,6 +290,22 @@ def test_what_is_wrong_is_said(play: Any, body: Any, param: str, named: str) -> 
     play(test)
 
 
+def test_a_format_binds_the_text_and_is_repeated(play: Any) -> None:
+    async def test(here: Served) -> None:
+        schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
+                  "additionalProperties": False}  # fmt: skip
+        form = {"type": "json_schema", "name": "n", "schema": schema}
+        # Unchecked: the published types know no schema here, the SDK wants it.
+        body = (await here.respond(text={"format": form}, max_output_tokens=64)).json()
+        assert set(json.loads(text_of(body))) == {"a"}
+        assert body["status"] == "completed"
+        assert body["text"]["format"]["schema"] == schema
+        message = await here.messages(output_config={"format": form}, max_tokens=64)
+        assert set(json.loads(message.json()["content"][0]["text"])) == {"a"}
+
+    play(test)
+
+
 def test_tools_of_other_hosts_are_skipped_and_named(play: Any) -> None:
     async def test(here: Served) -> None:
         answer = await here.respond(tools=[{"type": "web_search"}, {"type": "mcp"}])

@@ -42,7 +42,6 @@ _CONSTANT: dict[str, object] = {
     "parallel_tool_calls": True,
     "max_tool_calls": None,
     "truncation": "disabled",
-    "text": {"format": {"type": "text"}},
     "reasoning": None,
     "service_tier": "default",
 }

@@ -199,6 +199,7 @@ def _shown(body: TypedBody, temperature: float, top_p: float) -> dict[str, objec
         "previous_response_id": body.string("previous_response_id"),
         "max_output_tokens": body.integer("max_tokens"),
         "metadata": _metadata(body),
+        "text": {"format": _format(body.mapping("text"))},
         "temperature": temperature,
         "top_p": top_p,
         "presence_penalty": body.number("presence_penalty") or 0.0,
@@ -216,3 +217,12 @@ def _metadata(body: TypedBody) -> dict[str, object]:
             f"metadata must be an object of at most {MAX_METADATA} strings", param="metadata"
         )
     return labels
+
+
+def _format(text: Mapping[str, object]) -> dict[str, object]:
+    given = text.get("format")
+    if not isinstance(given, dict):
+        return {"type": "text"}
+    if given.get("type") != "json_schema":
+        return given
+    return {"name": "", "description": None, "strict": False, **given}

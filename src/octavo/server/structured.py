@@ -9,6 +9,7 @@ from octavo.core.grammar import Grammar
 from octavo.errors import InvalidRequestError
 from octavo.server.typed_body import TypedBody, shown_name
 
+_SCHEMA_KEYS = {"type", "name", "schema", "strict", "description"}
 _ANY_OBJECT = '{"type":"object"}'
 # Name in structured_outputs → kind of grammar.
 _KINDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "lark"}
@@ -21,10 +22,12 @@ def read_grammar(body: TypedBody) -> Grammar | None:
         InvalidRequestError: naming the field: an unknown type or key, or two grammars at once.
     """
     by_format = _response_format(body.mapping("response_format"))
+    for field in ("text", "output_config"):
+        by_format = by_format or _flat_format(body.mapping(field), field)
     by_name = _structured_outputs(body.mapping("structured_outputs"))
     if by_format is not None and by_name is not None:
         raise InvalidRequestError(
-            "response_format and structured_outputs both ask for a structure; send one of them",
+            "a format and structured_outputs both ask for a structure; send one of them",
             param="structured_outputs",
         )
     return by_format or by_name
@@ -63,6 +66,27 @@ def _response_format(value: Mapping[str, object]) -> Grammar | None:
         raise InvalidRequestError(f"{field} must be an object with name and schema", param=field)
     _only(wanted, {"name", "schema", "strict", "description"}, field)
     return schema_grammar(wanted["schema"], f"{field}.schema")
+
+
+def _flat_format(value: Mapping[str, object], field: str) -> Grammar | None:
+    """The form of the newer protocols: the schema stands beside the type, under ``format``."""
+    _only(value, {"format"}, field)
+    form, field = value.get("format"), f"{field}.format"
+    if form is None:
+        return None
+    if not isinstance(form, dict):
+        raise InvalidRequestError(f"{field} must be an object", param=field)
+    kind = form.get("type")
+    _only(form, _SCHEMA_KEYS if kind == "json_schema" else {"type"}, field)
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar(kind="json_schema", text=_ANY_OBJECT, field=field)
+    if kind != "json_schema":
+        raise InvalidRequestError(
+            f"{field}.type must be text, json_object or json_schema", param=f"{field}.type"
+        )
+    return schema_grammar(form.get("schema"), f"{field}.schema")
 
 
 def _structured_outputs(value: Mapping[str, object]) -> Grammar | None:
