@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,6 +141,67 @@ def test_a_second_request_reads_the_prefix_cache(client: openai.OpenAI) -> None:
     assert (warm.usage.prompt_tokens_details.cached_tokens or 0) > 100
 
 
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Oslo", "Paris"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}]
+)
+def test_a_function_that_must_be_called(client: openai.OpenAI, choice: Any) -> None:
+    options: dict[str, Any] = {
+        "model": "gpt-4o", "messages": ASK, "tools": [WEATHER], "tool_choice": choice, "seed": 5,
+        "parallel_tool_calls": False, "max_tokens": 60,
+    }  # fmt: skip
+    done = client.chat.completions.create(**options).choices[0]
+    assert done.finish_reason == "tool_calls"
+    assert done.message.content is None
+    (call,) = done.message.tool_calls or []
+    assert call.type == "function"
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments)["city"] in ("Oslo", "Paris")
+    name, arguments, finish = "", "", None
+    for chunk in client.chat.completions.create(**options, stream=True):
+        (choice_,) = chunk.choices
+        finish = choice_.finish_reason or finish
+        assert not choice_.delta.content
+        for piece in choice_.delta.tool_calls or []:
+            assert piece.function is not None
+            name += piece.function.name or ""
+            arguments += piece.function.arguments or ""
+    assert (name, arguments, finish) == ("get_weather", call.function.arguments, "tool_calls")
+    # The answer of the function goes back, and the model goes on from it.
+    talk = [
+        *ASK, done.message.model_dump(include={"role", "content", "tool_calls"}),
+        {"role": "tool", "tool_call_id": call.id, "content": "Rain."},
+    ]  # fmt: skip
+    after = client.chat.completions.create(model="gpt-4o", messages=talk, max_tokens=8)
+    assert after.choices[0].message.content
+
+
+def test_a_structured_answer(client: openai.OpenAI) -> None:
+    schema = WEATHER["function"]["parameters"]
+    done = client.chat.completions.create(
+        model="gpt-4o", messages=ASK, max_tokens=60, seed=3,
+        response_format={
+            "type": "json_schema", "json_schema": {"name": "w", "schema": schema, "strict": True}
+        },
+    )  # fmt: skip
+    assert done.choices[0].finish_reason == "stop"
+    assert json.loads(done.choices[0].message.content or "")["city"] in ("Oslo", "Paris")
+
+
 def test_models(client: openai.OpenAI, smollm2_path: Path) -> None:
     names = [model.id for model in client.models.list()]
     assert names == ["gpt-4o", smollm2_path.stem]
@@ -158,9 +220,9 @@ def test_errors_are_the_sdks_own(client: openai.OpenAI, server: ServerProcess) -
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError) as tools:
         client.chat.completions.create(
-            model="gpt-4o", messages=ASK, tools=[{"type": "function", "function": {"name": "f"}}]
+            model="gpt-4o", messages=ASK, tools=[{"type": "function", "function": {"name": "f g"}}]
         )
-    assert tools.value.param == "tools"
+    assert tools.value.param == "tools[0].function.name"
     stranger = openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0)
     with stranger, pytest.raises(openai.AuthenticationError):
         stranger.models.list()

@@ -16,6 +16,7 @@ from octavo.server.replies import Exchange, ignored_header, send_json
 from octavo.server.service import read_service
 from octavo.server.sse import DONE, PING, Framing, event, send_events
 from octavo.server.state import ServerState
+from octavo.server.tools import ToolUse
 from octavo.server.typed_body import TypedBody, shown_name
 
 _Result = TypeVar("_Result")
@@ -38,6 +39,7 @@ class Call:
     asked_tokens: int | None = None
     timeout_s: float | None = None
     shows_ids: bool = False
+    tools: ToolUse | None = None
 
     def __post_init__(self) -> None:
         if self.stream:

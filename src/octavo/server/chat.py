@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from octavo.frontend import BranchDelta, RequestOutput
 from octavo.server.call import Call, OpenAIFraming, answer, read_call, read_stream_options
@@ -18,6 +19,7 @@ from octavo.server.replies import Exchange, encode_json
 from octavo.server.sampling_fields import sampling_from_body
 from octavo.server.sse import END_OF_EVENT, event
 from octavo.server.state import ServerState
+from octavo.server.tools import ToolStream, tool_message
 from octavo.server.typed_body import TypedBody
 
 
@@ -41,7 +43,10 @@ def parse_chat(state: ServerState, values: dict[str, object]) -> Call:
         body, Endpoint.CHAT, defaults=state.defaults, vocab_size=state.tokenizer.vocab_size
     )
     template = state.template()
-    token_ids = chat_conversation(body, template).encode(template)
+    conversation = chat_conversation(body, template)
+    token_ids = conversation.encode(template)
+    if conversation.tools is not None and conversation.tools.grammar is not None:
+        sampling = replace(sampling, grammar=conversation.tools.grammar)
     return Call(
         requests=[engine_request(state, body, token_ids, sampling=sampling)],
         model=model,
@@ -49,6 +54,7 @@ def parse_chat(state: ServerState, values: dict[str, object]) -> Call:
         include_usage=include_usage,
         ignored=ignored,
         shows_ids=body.boolean("return_token_ids"),
+        tools=conversation.tools,
     )
 
 
@@ -72,6 +78,7 @@ class _Writer(OpenAIFraming):
         usage = b',"usage":null' if call.include_usage else b""
         self._suffix = b"}]" + usage + b"}" + END_OF_EVENT
         self._heads = [self._head(index) for index in range(call.sampling.n)]
+        self._tools = [ToolStream(call.tools) for _ in self._heads] if call.tools else []
 
     def _head(self, index: int) -> bytes:
         return self._prefix + b',"choices":[{"index":%d,"delta":' % index
@@ -92,12 +99,15 @@ class _Writer(OpenAIFraming):
         logprobs = None
         if self._top is not None:
             logprobs = chat_logprobs(choice.logprobs, self._tokenizer, top=self._top)
+        text = "".join(choice.text)
+        content = tool_message(self._call.tools, text) if self._call.tools else {"content": text}
+        message = {"role": "assistant", **content, "refusal": None}
         return {
             **({"token_ids": choice.token_ids} if self._call.shows_ids else {}),
             "index": index,
-            "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None},
+            "message": message,
             "logprobs": logprobs,
-            "finish_reason": finish_text(choice.finish_reason),
+            "finish_reason": finish_text(choice.finish_reason, calls="tool_calls" in message),
         }
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
@@ -119,13 +129,27 @@ class _Writer(OpenAIFraming):
             more = self._prompt_ids()
             chunks += [self._chunk(index, role, more=more) for index in range(len(self._heads))]
         for delta in output.branches:
-            if delta.text or delta.logprobs or (self._call.shows_ids and delta.token_ids):
-                content = b'{"content":' + encode_json(delta.text) + b"}"
-                chunks.append(self._chunk(delta.branch, content, more=self._more(delta)))
+            contents = self._contents(delta)
+            for at, content in enumerate(contents):
+                more = b"" if at else self._more(delta)
+                chunks.append(self._chunk(delta.branch, content, more=more))
             if delta.finish_reason is not None:
-                finish = encode_json(finish_text(delta.finish_reason))
+                calls = bool(self._tools) and self._tools[delta.branch].has_calls
+                finish = encode_json(finish_text(delta.finish_reason, calls=calls))
                 chunks.append(self._chunk(delta.branch, b"{}", finish=finish))
         return b"".join(chunks)
+
+    def _contents(self, delta: BranchDelta) -> list[bytes]:
+        """A delta as the ``delta`` objects of its chunks; none where nothing is certain yet."""
+        found = []
+        if self._tools:
+            is_last = delta.finish_reason is not None
+            pieces = self._tools[delta.branch].deltas(delta.text, is_last=is_last)
+            found = [encode_json(piece) for piece in pieces]
+        elif delta.text:
+            found = [b'{"content":' + encode_json(delta.text) + b"}"]
+        beside = delta.logprobs or (self._call.shows_ids and delta.token_ids)
+        return found or ([b'{"content":""}'] if beside else [])
 
     def _prompt_ids(self) -> bytes:
         if not self._call.shows_ids:

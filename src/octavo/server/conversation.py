@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from octavo.errors import InvalidRequestError
 from octavo.server.prompts import read_chat
+from octavo.server.tools import ToolUse, read_tools
 from octavo.server.typed_body import TypedBody, shown_name
-from octavo.text import ChatTemplate
+from octavo.text import ChatTemplate, Message
 
 # A word or two: nothing that could spell a special token.
 _WORD = re.compile(r"[A-Za-z0-9 _.-]{0,64}")
@@ -19,10 +20,11 @@ _WORD = re.compile(r"[A-Za-z0-9 _.-]{0,64}")
 class Conversation:
     """What a chat template is given: messages as ``read_messages`` makes them, and how to end."""
 
-    messages: Sequence[Mapping[str, str]]
+    messages: Sequence[Message]
     add_generation_prompt: bool = True
     continue_final: bool = False
     variables: Mapping[str, object] = field(default_factory=dict)
+    tools: ToolUse | None = None
 
     def encode(self, template: ChatTemplate) -> list[int]:
         """The prompt's token ids.
@@ -35,6 +37,7 @@ class Conversation:
             add_generation_prompt=self.add_generation_prompt,
             continue_final=self.continue_final,
             variables=self.variables,
+            tools=self.tools.tools if self.tools is not None else (),
         )
 
     def render(self, template: ChatTemplate) -> str:
@@ -48,6 +51,7 @@ class Conversation:
             add_generation_prompt=self.add_generation_prompt,
             continue_final=self.continue_final,
             variables=self.variables,
+            tools=self.tools.tools if self.tools is not None else (),
         )
 
 
@@ -68,6 +72,7 @@ def chat_conversation(body: TypedBody, template: ChatTemplate) -> Conversation:
         add_generation_prompt=body.boolean_or("add_generation_prompt", True),
         continue_final=continues,
         variables=_variables(body, template),
+        tools=read_tools(body, template.tool_format),
     )
 
 

@@ -85,8 +85,9 @@ FIELDS = (
     _honoured("model", "a served name; absent means the served model", ALL),
     _honoured(
         "messages",
-        "roles system, developer (means system), user, assistant; content a text or text parts, "
-        "which are joined by line ends; other keys of a message, such as name, are refused",
+        "roles system, developer (means system), user, assistant (with tool_calls), tool; content "
+        "a text or text parts, which are joined by line ends; other keys of a message, such as "
+        "name, are refused",
         TEMPLATE,
     ),
     _honoured("prompt", "text, list of texts, token ids, or list of token ids", COMPLETIONS),
@@ -216,8 +217,20 @@ FIELDS = (
         RESPONSES,
         neutral=({"include_obfuscation": False}, {}),
     ),
-    _refused("tools", _TOOLS, CHAT | ANTHROPIC | INPUT, neutral=([],)),
-    _refused("tool_choice", _TOOLS, CHAT, neutral=("none",)),
+    _honoured(
+        "tools",
+        "at most 128 functions; a model whose template knows no tools is told of them in the "
+        "system's text; not with a structure of the answer unless tool_choice is none",
+        TEMPLATE,
+    ),
+    _honoured(
+        "tool_choice",
+        "none (the model is told of no function), auto, required, or a function by name, which "
+        "binds the answer",
+        TEMPLATE,
+    ),
+    _honoured("parallel_tool_calls", "false: at most one call; later ones stay text", TEMPLATE),
+    _refused("tools", _TOOLS, ANTHROPIC | INPUT, neutral=([],)),
     _refused("tool_choice", _TOOLS, INPUT, neutral=("none", "auto")),
     _refused("tool_choice", _TOOLS, ANTHROPIC, neutral=({"type": "none"},)),
     _refused("mcp_servers", _TOOLS, ANTHROPIC, neutral=([],)),
@@ -231,8 +244,8 @@ FIELDS = (
     _honoured("output_config", "format: json_schema with a schema, which binds the text", MESSAGES),
     _ignored("output_config", "changes no prompt", ANTHROPIC - MESSAGES),
     _refused("context_management", "nothing is edited out of a prompt", ANTHROPIC, neutral=({},)),
-    _refused("functions", _TOOLS, CHAT, neutral=([],)),
-    _refused("function_call", _TOOLS, CHAT, neutral=("none",)),
+    _refused("functions", "use tools", CHAT, neutral=([],)),
+    _refused("function_call", "use tool_choice", CHAT, neutral=("none",)),
     _refused("modalities", "only text is supported", CHAT, neutral=(["text"],)),
     _refused("audio", "only text is supported", CHAT),
     _refused("prediction", "predicted outputs are not supported", CHAT),
@@ -263,7 +276,7 @@ FIELDS = (
     _ignored("safety_identifier", "names the end user", CHAT | RESPONSES),
     _ignored("prompt_cache_key", "a routing hint; prefixes are found without it", CHAT | RESPONSES),
     _ignored("service_tier", "there is one tier", CHAT | MESSAGES | RESPONSES),
-    _ignored("parallel_tool_calls", "means nothing without tools", CHAT | INPUT),
+    _ignored("parallel_tool_calls", "means nothing without tools", INPUT),
 )
 
 _BY_ENDPOINT = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from octavo.errors import InvalidRequestError
 from octavo.server.typed_body import TypedBody, is_integer
-from octavo.text import read_messages
+from octavo.text import Message, read_messages
 
 MAX_MESSAGES = 4096
 MAX_PROMPTS = 128
@@ -14,7 +14,7 @@ MAX_PROMPTS = 128
 MAX_PROMPT_IDS = 1 << 18
 
 
-def read_chat(body: TypedBody) -> list[dict[str, str]]:
+def read_chat(body: TypedBody) -> list[Message]:
     """The chat as {"role", "content"} pairs, as the model's template reads them.
 
     Raises:

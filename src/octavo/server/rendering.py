@@ -24,12 +24,15 @@ def usage_object(usage: Usage) -> dict[str, object]:
     }
 
 
-def finish_text(reason: FinishReason | None) -> str | None:
-    """The wire's word for a normal end. An abort or a fault has none: it is an error (P5)."""
+def finish_text(reason: FinishReason | None, *, calls: bool = False) -> str | None:
+    """The wire's word for a normal end, which may be that tools are called.
+
+    An abort or a fault has none: it is an error (P5).
+    """
     if reason is None:
         return None
     assert reason in (FinishReason.STOP, FinishReason.LENGTH), "a fault is no finish"
-    return reason.value
+    return "tool_calls" if calls and reason is FinishReason.STOP else reason.value
 
 
 def chat_logprobs(

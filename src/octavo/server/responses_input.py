@@ -116,7 +116,7 @@ def read_conversation(
     check_message_count(messages, "input")
     instructions = body.string("instructions")
     system = [{"role": "system", "content": instructions}] if instructions else []
-    return Conversation(messages=[*system, *messages]), messages
+    return Conversation(messages=[dict(message) for message in (*system, *messages)]), messages
 
 
 def _earlier(
