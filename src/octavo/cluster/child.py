@@ -7,6 +7,7 @@ gone, however it went) and the *status pipe* (write end; one JSON object per lin
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -79,6 +80,9 @@ def run_child(channel: ChildChannel, main: Callable[[], int], *, name: str) -> i
     except Exception as error:
         traceback.print_exc(file=sys.stderr)
         channel.report("fatal", error=f"internal error: {type(error).__name__}: {error}")
+    finally:
+        # What was set aside for good is to be freed at the end all the same.
+        gc.unfreeze()
     return 1
 
 
