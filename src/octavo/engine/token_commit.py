@@ -99,8 +99,8 @@ class TokenCommitter:
         ``proposals`` of the runner's own are what its next ones are judged by.
         """
         assert seq.kv is not None
-        if seq.guess is not None:
-            seq.guess.drafts += proposals
+        assert seq.guess is not None, "a sequence without a guess has no drafts"
+        seq.guess.drafts += proposals
         self._kv.commit(seq.kv, seq.token_ids, len(output.token_ids))
         self.drafts.count(output.num_drafts, output.num_accepted)
 
