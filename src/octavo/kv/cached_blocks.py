@@ -46,16 +46,17 @@ class CachedBlocks:
 
     def next(self, tenant: str) -> int:
         """The block to be evicted for ``tenant``. There must be one. O(tenants)."""
-        queues = self._queues.values()
+        queues = list(self._queues.values())
         if len(queues) > 1:
             floor = self.floor
             above = [queue for queue in queues if len(queue) > floor]
             mine = self._queues.get(tenant)
             if above:
-                return next(iter(min(above, key=_first_cached)))
-            if mine is not None:
+                queues = above
+            elif mine is not None:
                 return next(iter(mine))
-        return next(iter(min(queues, key=_first_cached)))
+        oldest = min(queues, key=_first_cached)
+        return next(iter(oldest))
 
     @property
     def floor(self) -> int:
