@@ -43,7 +43,9 @@ def status_of(host: bytes, target: bytes = b"/version") -> int:
     async def receive() -> Any:
         raise AssertionError("the edge reads no body")
 
-    scope = {"type": "http", "headers": [(b"host", host)], "octavo.target": target}
+    scope = {
+        "type": "http", "path": "/version", "headers": [(b"host", host)], "octavo.target": target,
+    }  # fmt: skip
     asyncio.run(Edge(app, allowed_hosts=["ok.example"])(scope, receive, send))
     return seen[0]
 

@@ -76,7 +76,8 @@ RESOURCES = (
         beyond="429",
     ),
     Limit(
-        name="waiting_requests", value=_SCHEDULER.max_waiting, unit="requests queued", beyond="429",
+        name="waiting_requests", value=_SCHEDULER.max_waiting, unit="requests queued",
+        beyond="429; twice as many where tenants have less than their equal share",
     ),
     Limit(
         name="running_sequences", value=_SCHEDULER.max_num_seqs, unit="sequences in a batch",
