@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import re
 from collections.abc import AsyncIterator
 from functools import cache
 from typing import Any
@@ -125,3 +127,23 @@ async def served(text: Any, **engine: Any) -> AsyncIterator[Served]:
         runner.cancel()
         here.client.close()
         await here.http.aclose()
+
+
+def events(response: httpx.Response) -> list[Any]:
+    assert response.headers["content-type"].startswith("text/event-stream")
+    chunks = [part for part in response.text.split("\n\n") if part and not part.startswith(":")]
+    assert all(chunk.startswith("data: ") for chunk in chunks)
+    return [chunk[6:] if chunk == "data: [DONE]" else json.loads(chunk[6:]) for chunk in chunks]
+
+
+def check_error(response: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] is None or isinstance(error["code"], str)
+    if param is not None:
+        assert error["param"] == param, error
+    assert not re.search(r"/\w+/\w+/|0x[0-9a-f]{6}|Traceback|<[\w.]+ object", error["message"])
+    assert len(error["message"]) < 400
+    assert response.headers["x-request-id"]
+    return error

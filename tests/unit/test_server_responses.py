@@ -311,6 +311,11 @@ def test_tools_of_other_hosts_are_skipped_and_named(play: Any) -> None:
         answer = await here.respond(tools=[{"type": "web_search"}, {"type": "mcp"}])
         assert checked(answer)["tools"] == []
         assert answer.headers["x-octavo-ignored"] == "tools.web_search, tools.mcp"
+        many = [{"type": f"odd{number % 50}\r\n"} for number in range(2000)]
+        named = (await here.respond(tools=many)).headers["x-octavo-ignored"]
+        assert named.startswith("tools.odd0??, tools.odd1??, ")
+        assert named.endswith(", and 18 more")
+        assert len(named) < 1000
 
     play(test)
 

@@ -13,6 +13,8 @@ from octavo.errors import OctavoError, OverloadedError, UnavailableError
 from octavo.server.dialects import Dialect
 
 DEFAULT_RETRY_AFTER_S = 1
+# Some names are the client's own words: a header has an end.
+MAX_IGNORED_NAMES = 32
 
 _json = msgspec.json.Encoder()
 
@@ -120,4 +122,9 @@ def header(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> bytes | None:
 
 def ignored_header(ignored: Sequence[str]) -> list[tuple[bytes, bytes]]:
     """The response header that names the ignored fields, where there are any."""
-    return [(b"x-octavo-ignored", ", ".join(ignored).encode())] if ignored else []
+    if not ignored:
+        return []
+    names = list(dict.fromkeys(ignored))
+    more = len(names) - MAX_IGNORED_NAMES
+    shown = names[:MAX_IGNORED_NAMES] + ([f"and {more} more"] if more > 0 else [])
+    return [(b"x-octavo-ignored", ", ".join(shown).encode())]
