@@ -192,7 +192,9 @@ def test_a_stop_string_event_means_nothing_to_a_search() -> None:
 def test_stop_tokens_end_beams_and_many_of_them_thin_the_group() -> None:
     engine = driver(policy="reserve", num_blocks=64, block_size=2)
     for index in range(6):
-        sampling = beams(5, n=5, stop_token_ids=tuple(range(index, 50, 3)), max_tokens=9)
+        early = EARLY[index % 3]
+        stops = tuple(range(index, 50, 3))
+        sampling = beams(5, n=5, stop_token_ids=stops, max_tokens=9, early_stopping=early)
         engine.submit(make_request(f"r{index}", [index, 5], sampling=sampling))
     live = set()
     while engine.core.has_work():
