@@ -43,7 +43,7 @@ def beam_search(continuations: Continuations, task: BeamTask) -> list[Hypothesis
     beams: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     done: list[Hypothesis] = []
     length = 0
-    while not _is_over(task, beams, done, length):
+    while not _is_over(task, beams, done, length=length):
         offers = []
         for beam, (tokens, total) in enumerate(beams):
             allowed = [
@@ -70,6 +70,7 @@ def _is_over(
     task: BeamTask,
     beams: Sequence[tuple[tuple[int, ...], float]],
     done: Sequence[Hypothesis],
+    *,
     length: int,
 ) -> bool:
     """Whether nothing can go on, or nothing that goes on is expected to beat what is done.
