@@ -30,7 +30,7 @@ TESTS = (
     "tests/unit/test_kv_prefix_key.py", "tests/oracles/test_kv_seed.py",
     "tests/unit/test_scheduler_plan.py", "tests/unit/test_kv_prefix_index.py",
 )  # fmt: skip
-TIMEOUT_S = 25
+TIMEOUT_S = 120
 SIMULATED = ((1, 300), (2026, 300))
 
 COMPARE = {
@@ -162,7 +162,7 @@ def _run_tests(deselect: str) -> bool:
     """False when everything passed."""
     import pytest
 
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--timeout", "20"]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--timeout", "100"]
     options += ["--deselect", deselect] if deselect else []
     if pytest.main([*options, *TESTS]) != 0:
         return True
