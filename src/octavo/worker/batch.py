@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from octavo.backends.program import SampleBatch, StepBatch
 from octavo.core.step import StepPlan
-from octavo.worker.layout import RowLayout, row_layout
+from octavo.worker.layout import row_layout
+from octavo.worker.row_layout import RowLayout
 from octavo.worker.slots import SlotTable
 
 _NO_COPIES = np.zeros((0, 4), np.int32)

@@ -7,39 +7,16 @@ changes its width, or a slot is given to another sequence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from octavo.core.step import RowPlan
-
-if TYPE_CHECKING:
-    from octavo.worker.slots import SlotTable
+from octavo.worker.row_layout import RowLayout
+from octavo.worker.slots import SlotTable
 
 _GATHERED = (
     "seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "num_logprobs", "num_prompt",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowLayout:
-    """R rows and S samples; ``key`` is per row (slot, tokens, samples, drafts).
-
-    ``starts`` [R + 1] are flat positions, ``slots`` [R]. Of the samples [S]: ``row``, ``ahead``
-    (how far behind its row's start it samples), ``slot_names``, and ``columns``, the fields of
-    ``SampleBatch`` that follow from slots alone. Nobody writes to these arrays.
-    """
-
-    key: list[tuple[int, int, int, int]]
-    slots: NDArray[np.int32]
-    starts: NDArray[np.int32]
-    row: NDArray[np.int32]
-    ahead: NDArray[np.int32]
-    slot_names: list[int]
-    columns: dict[str, NDArray[Any]]
 
 
 def row_layout(rows: tuple[RowPlan, ...], table: SlotTable) -> RowLayout:

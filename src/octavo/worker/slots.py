@@ -7,16 +7,13 @@ look-ups whatever the number of sequences.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import RowPlan, SlotState
-
-if TYPE_CHECKING:
-    from octavo.worker.layout import RowLayout
+from octavo.worker.row_layout import RowLayout
 
 _UINT64 = 1 << 64
 
