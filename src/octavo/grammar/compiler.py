@@ -26,6 +26,8 @@ MAX_CACHE_BYTES = 64 << 20
 _BYTES_PER_GRAMMAR = 256 << 10
 _BYTES_PER_CHAR = 48
 _MAX_ERROR_CHARS = 300
+# Where a message of llguidance begins to dump its parser.
+_STATE = "<state>"
 
 Identity = tuple[str, str, tuple[str, ...]]
 
@@ -119,6 +121,8 @@ def _estimated_bytes(identity: Identity) -> int:
 
 
 def _one_line(text: str) -> str:
-    """A library's message, short and without a control character."""
+    """A library's message, short, without a control character or its inner state."""
+    if _STATE in text:
+        return "it allows no text of finite length, or is too complex; simplify it"
     flat = " ".join(text.split())
     return flat if len(flat) <= _MAX_ERROR_CHARS else flat[:_MAX_ERROR_CHARS] + "…"
