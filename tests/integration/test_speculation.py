@@ -112,7 +112,7 @@ def test_on_equals_off_in_a_pool_that_is_too_small(
 ) -> None:
     """Chunks, preemptions, prefix hits and drafts in one run."""
     with make(
-        smollm2_path, "ngram", num_blocks=64, max_model_len=300, budget=40, num_draft_tokens=3
+        smollm2_path, "ngram", num_blocks=40, max_model_len=300, budget=40, num_draft_tokens=3
     ) as llm:
         assert run(llm, sorted(plain)) == plain
         counters = llm.stats().counters

@@ -13,11 +13,12 @@ from octavo.errors import InvalidRequestError
 VOCAB = 100
 HOSTILE_INTEGERS = [True, 1.5, "1", None, math.nan, -(1 << 70), 1 << 70]
 HOSTILE_NUMBERS = [True, "1", None, math.nan, math.inf, -math.inf, 1e308, -1e308]
-INTEGERS = ["n", "max_tokens", "min_tokens", "top_k", "seed", "logprobs"]
+INTEGERS = ["n", "best_of", "max_tokens", "min_tokens", "top_k", "seed", "logprobs"]
 NUMBERS = [
-    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"
+    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "length_penalty",
 ]  # fmt: skip
-MAY_BE_NONE = {"max_tokens", "seed", "logprobs"}
+MAY_BE_NONE = {"best_of", "max_tokens", "seed", "logprobs"}
 
 
 def refused(**values: object) -> str | None:
@@ -103,6 +104,6 @@ def test_the_defaults_and_the_edges_are_accepted() -> None:
 def test_every_numeric_field_is_in_the_tables() -> None:
     others = {
         "logit_bias", "ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output",
-        "skip_special_tokens",
+        "skip_special_tokens", "use_beam_search", "early_stopping", "grammar",
     }  # fmt: skip
     assert {field.name for field in fields(SamplingParams)} == {*INTEGERS, *NUMBERS, *others}
