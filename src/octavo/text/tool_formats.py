@@ -4,6 +4,8 @@ hermes    <tool_call>⏎{"name": "f", "arguments": {…}}⏎</tool_call>   (Qwen
 mistral   [TOOL_CALLS][{"name": "f", "arguments": {…}}, …]
 llama3    {"name": "f", "parameters": {…}}, the whole answer; several joined by "; "
 generic   {"name": "f", "arguments": {…}}, the whole answer, as its system text asks
+
+Of any family an answer that as a whole is a generic call, bare or in a fence, is read as one.
 """
 
 from __future__ import annotations

@@ -54,11 +54,12 @@ class ToolParser:
         self._after: dict[str, Callable[[str], None]] = {}
         if family.end:
             self._after[family.end.strip()] = self._text
+        self._after["```"] = self._text
         if not self._begin:
-            self._after |= {"```": self._text, "{": self._head}
+            self._after["{"] = self._head
         if family.joint.strip():
             self._after[family.joint.strip()] = self._head
-        self._state: Callable[[str], None] = self._text if self._begin else self._start
+        self._state: Callable[[str], None] = self._start
         # What has been read and not been given out: the begin of a tag, of a call, of an end.
         self._held = ""
         self._opening = ""
@@ -101,7 +102,10 @@ class ToolParser:
             self._state = self._head
 
     def _start(self, char: str) -> None:
-        """The begin of an answer that is a call as a whole, or none."""
+        """The begin of an answer that is a call as a whole, or none.
+
+        Models write calls so, in a fence or bare, whatever their family's own way is.
+        """
         if char == "{" and _FENCE.fullmatch(self._held):
             self._opening, self._held = self._held, ""
             self._state = self._head
@@ -109,8 +113,10 @@ class ToolParser:
             return
         self._held += char
         if not _FENCE.fullmatch(self._held):
+            held, self._held = self._held, ""
             self._state = self._text
-            self._release()
+            for each in held:
+                self._state(each)
 
     def _head(self, char: str) -> None:
         self._held += char
