@@ -271,13 +271,17 @@ def test_a_flood_of_pipelined_requests_is_answered_up_to_the_cap(count: int) -> 
     play(healthy, test)
 
 
-def test_who_leaves_with_more_in_the_pipeline_is_noticed() -> None:
-    told = asyncio.Event()
-
+def listens_until_left(told: asyncio.Event) -> Any:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         told.set()
+
+    return app
+
+
+def test_who_leaves_with_more_in_the_pipeline_is_noticed() -> None:
+    told = asyncio.Event()
 
     async def test(here: Listening) -> None:
         _, writer = await here.connect()
@@ -285,19 +289,16 @@ def test_who_leaves_with_more_in_the_pipeline_is_noticed() -> None:
         while not here.server.num_handlers:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         writer.transport.abort()
-        await told.wait()
+        await asyncio.wait_for(told.wait(), 20)
         await here.wait_no_handler()
+        assert told.is_set()
+        assert here.server.num_handlers == 0
 
-    play(app, test)
+    play(listens_until_left(told), test)
 
 
 def test_who_closes_for_sending_has_left() -> None:
     told = asyncio.Event()
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        told.set()
 
     async def test(here: Listening) -> None:
         reader, writer = await here.connect()
@@ -309,7 +310,7 @@ def test_who_closes_for_sending_has_left() -> None:
         assert await reader.read() == b""
         writer.close()
 
-    play(app, test)
+    play(listens_until_left(told), test)
 
 
 def test_a_stalled_stream_is_cancelled_in_the_engine(smollm2_text: Any) -> None:

@@ -369,7 +369,8 @@ class EngineLoop:
 
     def _send_stats(self) -> None:
         now = self._clock()
-        idle = not self._engine.has_work()
+        # While a grammar is compiled the loop turns often and has nothing new to say.
+        idle = not (self._engine.has_work() or self._host.is_compiling)
         if not self._stats_due or (not idle and now - self._last_stats < STATS_INTERVAL_S):
             return
         self._last_stats = now

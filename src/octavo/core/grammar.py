@@ -16,6 +16,8 @@ GRAMMAR_KINDS = ("json_schema", "regex", "choice", "lark")
 MAX_GRAMMAR_CHARS = 1 << 16
 MAX_GRAMMAR_CHOICES = 1024
 
+GrammarIdentity = tuple[str, str, tuple[str, ...]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
@@ -32,7 +34,7 @@ class Grammar:
     field: str = "grammar"
 
     @property
-    def identity(self) -> tuple[str, str, tuple[str, ...]]:
+    def identity(self) -> GrammarIdentity:
         """Equal for grammars that allow the same texts by the same words."""
         return self.kind, self.text, self.choices
 

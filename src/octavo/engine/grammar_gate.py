@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from octavo.core.grammar import Grammar, GrammarReady, GrammarSource
+from octavo.core.grammar import Grammar, GrammarIdentity, GrammarReady, GrammarSource
 from octavo.errors import InvalidRequestError
 from octavo.scheduler import RequestState, Status
-
-Identity = tuple[str, str, tuple[str, ...]]
 
 
 class GrammarGate:
@@ -14,7 +12,7 @@ class GrammarGate:
 
     def __init__(self, source: GrammarSource | None) -> None:
         self._source = source
-        self._held: dict[Identity, list[RequestState]] = {}
+        self._held: dict[GrammarIdentity, list[RequestState]] = {}
 
     def admits(self, state: RequestState) -> bool:
         """Give the branches their grammar; False while it is being compiled.

@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from octavo.core.grammar import Grammar, GrammarReady
+from octavo.core.grammar import Grammar, GrammarIdentity, GrammarReady
 from octavo.errors import OverloadedError
 from octavo.grammar.matcher import Matcher
 from octavo.grammar.token_table import TokenTable
@@ -29,8 +29,6 @@ _MAX_ERROR_CHARS = 300
 # Where a message of llguidance begins to dump its parser.
 _STATE = "<state>"
 
-Identity = tuple[str, str, tuple[str, ...]]
-
 
 class GrammarCompiler:
     """A ``core.grammar.GrammarSource``: owns a thread, a cache and what is to be told.
@@ -44,8 +42,8 @@ class GrammarCompiler:
         self._max_cache_bytes = max_cache_bytes
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-grammar")
         self._tokenizer: LLTokenizer | None = None
-        self._cache: OrderedDict[Identity, LLMatcher] = OrderedDict()
-        self._pending: dict[Identity, Future[LLMatcher]] = {}
+        self._cache: OrderedDict[GrammarIdentity, LLMatcher] = OrderedDict()
+        self._pending: dict[GrammarIdentity, Future[LLMatcher]] = {}
         self._done: deque[Grammar] = deque()
         self.cache_bytes = 0
         self.num_compiled = 0
@@ -115,7 +113,7 @@ class GrammarCompiler:
             self.cache_bytes -= _estimated_bytes(identity)
 
 
-def _estimated_bytes(identity: Identity) -> int:
+def _estimated_bytes(identity: GrammarIdentity) -> int:
     _, text, choices = identity
     return _BYTES_PER_GRAMMAR + _BYTES_PER_CHAR * (len(text) + sum(map(len, choices)))
 

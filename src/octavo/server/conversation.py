@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from octavo.errors import InvalidRequestError
 from octavo.server.prompts import read_chat
@@ -32,13 +33,7 @@ class Conversation:
         Raises:
             InvalidRequestError: the template does not take it.
         """
-        return template.encode(
-            self.messages,
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final=self.continue_final,
-            variables=self.variables,
-            tools=self.tools.tools if self.tools is not None else (),
-        )
+        return template.encode(self.messages, **self._options())
 
     def render(self, template: ChatTemplate) -> str:
         """The prompt's text, of which ``encode`` gives the ids.
@@ -46,13 +41,15 @@ class Conversation:
         Raises:
             InvalidRequestError: the template does not take it.
         """
-        return template.render(
-            self.messages,
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final=self.continue_final,
-            variables=self.variables,
-            tools=self.tools.tools if self.tools is not None else (),
-        )
+        return template.render(self.messages, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final": self.continue_final,
+            "variables": self.variables,
+            "tools": self.tools.tools if self.tools is not None else (),
+        }
 
 
 def chat_conversation(body: TypedBody, template: ChatTemplate) -> Conversation:

@@ -5,7 +5,7 @@ Grammar(kind="choice", choices=("3 4", "5"), …)  →  first 3 or 4, then 5, th
 
 from __future__ import annotations
 
-from octavo.core.grammar import Grammar, GrammarReady
+from octavo.core.grammar import Grammar, GrammarIdentity, GrammarReady
 
 
 class ToyState:
@@ -51,7 +51,7 @@ class ToyGrammars:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._ready: set[tuple[str, str, tuple[str, ...]]] = set()
+        self._ready: set[GrammarIdentity] = set()
         self.asked: list[Grammar] = []
 
     def open(self, grammar: Grammar) -> ToyState | None:
