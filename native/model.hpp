@@ -64,6 +64,7 @@ struct StepArrays {
   std::vector<SampleRow> samples;
   std::vector<SampleResult> results;
   float* logits = nullptr;  // [num_samples][vocab], or null
+  float* hidden = nullptr;  // [num_samples][hidden], or null
 };
 
 // What a step consists of, for profiles, in the order in which it runs.
@@ -107,6 +108,7 @@ class Model {
   ThreadPool& pool() { return *pool_; }
   uint64_t progress() const { return progress_.load(); }
   int vocab() const { return options_.vocab; }
+  int hidden() const { return options_.hidden; }
   size_t weight_bytes() const { return weights_.bytes(); }
   size_t huge_weight_bytes() const { return weights_.huge_bytes(); }
 

@@ -116,6 +116,7 @@ void fill_samples(StepArrays& step, nb::handle s, int vocab) {
   const auto* num_logprobs = column<int32_t>(s, "num_logprobs", n);
   const auto* num_prompt = column<int32_t>(s, "num_prompt", n);
   const auto* mask_index = column<int32_t>(s, "mask_index", n);
+  const auto* forced = column<int32_t>(s, "forced", n);
   for (size_t i = 0; i < n; ++i) {
     SampleRow& row = step.samples[i];
     row.seed = seed[i];
@@ -137,6 +138,8 @@ void fill_samples(StepArrays& step, nb::handle s, int vocab) {
     row.num_bias = biases.size(i);
     row.banned_ids = banned_ids.data() + bans.begin(i);
     row.num_banned = bans.size(i);
+    row.forced = forced[i];
+    require(row.forced < vocab, "token id outside the vocabulary");
     if (mask_index[i] >= 0) {
       const size_t words = size_t(vocab + 31) / 32;
       require(size_t(mask_index[i]) < masks.shape(0) && masks.shape(1) == words, "mask index");
@@ -148,7 +151,8 @@ void fill_samples(StepArrays& step, nb::handle s, int vocab) {
 // `batch` is an octavo.backends.program.StepBatch; the outputs are arrays to be filled.
 void forward(Model& model, nb::handle batch, const Array<int32_t, 1>& token_ids,
              const Array<float, 1>& logprobs, const Array<int32_t, 2>& top_ids,
-             const Array<float, 2>& top_logprobs, std::optional<Array<float, 2>> logits) {
+             const Array<float, 2>& top_logprobs, std::optional<Array<float, 2>> logits,
+             std::optional<Array<float, 2>> hidden) {
   StepArrays step;
   const Ints tokens = nb::cast<Ints>(batch.attr("token_ids"));
   const Ints context = nb::cast<Ints>(batch.attr("context_lens"));
@@ -189,6 +193,10 @@ void forward(Model& model, nb::handle batch, const Array<int32_t, 1>& token_ids,
   if (logits) {
     require(logits->shape(0) == n && logits->shape(1) == size_t(model.vocab()), "logits shape");
     step.logits = logits->data();
+  }
+  if (hidden) {
+    require(hidden->shape(0) == n && hidden->shape(1) == size_t(model.hidden()), "hidden shape");
+    step.hidden = hidden->data();
   }
   {
     nb::gil_scoped_release release;
@@ -293,7 +301,7 @@ void bind_model(nb::module_& m) {
            })
       .def("finish", &Model::finish, nb::call_guard<nb::gil_scoped_release>())
       .def("forward", &forward, "batch"_a, "token_ids"_a, "logprobs"_a, "top_ids"_a,
-           "top_logprobs"_a, "logits"_a.none())
+           "top_logprobs"_a, "logits"_a.none(), "hidden"_a.none())
       .def("read_block", &read_block)
       .def("poison", &poison)
       .def("start_profile", &Model::start_profile)

@@ -569,8 +569,12 @@ void report_logprobs(const float* logits, int vocab, int count, SamplerScratch& 
 void sample_row(const float* logits, int vocab, const SampleRow& row, SamplerScratch& scratch,
                 SampleResult* result) {
   const FloatMode ieee;
-  const float* adjusted = adjust(logits, vocab, row, scratch);
-  result->token = choose(adjusted, vocab, row, scratch);
+  if (row.forced >= 0) {
+    result->token = is_finite(logits[row.forced]) ? row.forced : kNoToken;
+  } else {
+    const float* adjusted = adjust(logits, vocab, row, scratch);
+    result->token = choose(adjusted, vocab, row, scratch);
+  }
   result->logprob = 0.0F;
   if (row.num_logprobs >= 0) report_logprobs(logits, vocab, row.num_logprobs, scratch, result);
 }

@@ -36,6 +36,7 @@ struct SampleRow {
   const std::int32_t* banned_ids = nullptr;
   std::int32_t num_banned = 0;
   const std::uint32_t* mask = nullptr;  // ceil(vocab / 32) words, bit set = allowed; or null
+  std::int32_t forced = -1;  // a token that is taken without a choice; -1: none
 };
 
 // `top_ids` and `top_logprobs` are given by the caller, with room for num_logprobs entries each

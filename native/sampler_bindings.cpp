@@ -59,6 +59,8 @@ Answer sample_row_of(const Line<float>& logits, nb::handle row) {
   in.frequency_penalty = nb::cast<float>(row.attr("frequency_penalty"));
   in.num_logprobs = nb::cast<std::int32_t>(row.attr("num_logprobs"));
   in.num_prompt = nb::cast<std::int32_t>(row.attr("num_prompt"));
+  in.forced = nb::cast<std::int32_t>(row.attr("forced"));
+  if (in.forced >= vocab) throw std::out_of_range("forced is a token id outside the vocabulary");
   in.history = history.data();
   in.num_history = static_cast<std::int32_t>(history.size());
   in.bias_ids = bias_ids.data();

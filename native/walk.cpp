@@ -86,6 +86,7 @@ class Walk {
   void head(Thread& t, const Op& op);
   void gather_sampled() const;
   void sample(int s, int thread) const;
+  void read_hidden(int s, const Op& op) const;
   void plan_attention();
   void charge(Thread& t, Stage stage, size_t bytes, size_t operations) const;
   void charge(Thread& t, const Op& op) const;
@@ -573,7 +574,10 @@ void Walk::head(Thread& t, const Op& op) {
   multiply(t, op.first, pack_norm(t, op), model_.logits_.data(), size_t(model_.options_.vocab),
            false);
   charge(t, op);
-  phase(t, step_.num_samples, [&](int s) { sample(s, t.index); });
+  phase(t, step_.num_samples, [&](int s) {
+    sample(s, t.index);
+    if (step_.hidden) read_hidden(s, op);
+  });
   charge(t, Stage::sample, 0, 0);
 }
 
@@ -585,6 +589,17 @@ void Walk::sample(int s, int thread) const {
   if (step_.logits) {
     std::memcpy(step_.logits + size_t(s) * vocab, logits, vocab * sizeof(float));
   }
+}
+
+// The normalised row that the head reads, before it is packed: a function of the row alone.
+void Walk::read_hidden(int s, const Op& op) const {
+  const int size = model_.options_.hidden;
+  const float* row = x(logits_row_[size_t(s)]);
+  double squares = 0.0;
+  for (int i = 0; i < size; ++i) squares += double(row[i]) * double(row[i]);
+  const double scale = 1.0 / std::sqrt(squares / size + double(op.eps));
+  float* out = step_.hidden + size_t(s) * size_t(size);
+  for (int i = 0; i < size; ++i) out[i] = float(double(row[i]) * scale) * op.norm[size_t(i)];
 }
 
 void Model::step(StepArrays& arrays) {

@@ -37,6 +37,7 @@ class Model:
         top_ids: NDArray[np.int32],
         top_logprobs: NDArray[np.float32],
         logits: NDArray[np.float32] | None,
+        hidden: NDArray[np.float32] | None,
     ) -> None: ...
     def read_block(
         self,

@@ -14,6 +14,7 @@ from octavo.backends.native import NativeBackend
 from octavo.backends.program import Backend, BackendOptions
 from octavo.backends.reference import ReferenceBackend
 from oracles.requantize import requantize
+from oracles.step_batches import Row, step
 
 CHUNK = 256
 WHOLE = 4000
@@ -45,6 +46,24 @@ def assert_accurate(result: Comparison) -> None:
 def short_text(smollm2_path):
     tokens = text_tokens(smollm2_path)[:SHORT]
     return tokens, list(logits_of(ReferenceBackend(), smollm2_path, tokens))
+
+
+def test_hidden_states_are_those_of_the_reference(smollm2_path, short_text):
+    tokens, _ = short_text
+    states = []
+    for backend, activation in (
+        (ReferenceBackend(), "f32"), (NativeBackend(), "f32"), (NativeBackend(), "int8"),
+    ):  # fmt: skip
+        executor = load(backend, smollm2_path, SHORT, BackendOptions(activation=activation))
+        batch = step([Row(tokens=tokens[:64], table=range(4), logits_at=[7, 63])])
+        batch.want_hidden = True
+        output = executor.forward(batch)
+        assert output.hidden.shape == (2, 576)
+        states.append(output.hidden / np.linalg.norm(output.hidden, axis=1, keepdims=True))
+        executor.close()
+    reference, floats, ints = states
+    assert ((reference * floats).sum(axis=1) > 0.9999).all()
+    assert ((reference * ints).sum(axis=1) > 0.99).all()
 
 
 def test_float_activations_on_a_short_text(smollm2_path, short_text):

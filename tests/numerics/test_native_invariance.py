@@ -84,6 +84,31 @@ def test_neighbours(smollm2_path, whole, num_neighbours):
         assert np.array_equal(logits[place], whole[start + 15])
 
 
+@pytest.mark.parametrize(("chunk", "num_threads"), [(16, 1), (80, 2), (640, 3)])
+def test_hidden_states_depend_on_their_own_tokens_alone(smollm2_path, chunk, num_threads):
+    """Bit for bit the same in any chunk and company, and what the logits are made of."""
+
+    def hidden(executor, rows):
+        batch = step(rows)
+        batch.want_hidden = True
+        return executor.forward(batch)
+
+    executor = load(smollm2_path, num_threads=num_threads)
+    tokens = PROMPT[:80]
+    other = Row(tokens=PROMPT[90:99], table=table_of(640, 16)[30:31], logits_at=[3, 8])
+    for start in range(0, 80, chunk):
+        piece = tokens[start : start + chunk]
+        places = [len(piece) - 1]
+        mine = Row(tokens=piece, table=table_of(80, 16), start=start, logits_at=places)
+        output = hidden(executor, [other, mine] if start else [mine])
+    assert output.hidden.dtype == np.float32
+    whole = Row(tokens=tokens, table=table_of(640, 16)[5:10], logits_at=range(80))
+    alone = hidden(load(smollm2_path), [whole])
+    assert np.array_equal(output.hidden[-1], alone.hidden[-1])
+    assert np.array_equal(output.logits[-1], alone.logits[-1])
+    assert len({row.tobytes() for row in alone.hidden}) == 80
+
+
 def test_instruction_sets_agree(smollm2_path, whole):
     assert_equal(
         last_logits(load(smollm2_path, isa="avx2"), PROMPT[:96], table_of(96, 16), 32), whole

@@ -37,6 +37,7 @@ def sample_arrays(token_index: Sequence[int], **fields: NDArray[Any]) -> SampleB
         "repetition_penalty": np.ones(count, np.float32),
         "num_logprobs": np.full(count, -1, np.int32),
         "mask_index": np.full(count, -1, np.int32),
+        "forced": np.full(count, -1, np.int32),
         "masks": np.zeros((0, 1), np.uint32),
     }
     for name in ("branch", "position", "top_k", "num_prompt"):

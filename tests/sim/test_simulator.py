@@ -20,7 +20,7 @@ KINDS = (
     "draft_tokens", "draft_tokens_accepted",
     "failed rows", "forced evictions", "forced preemptions", "forks", "lease ends", "leases",
     "mixed_steps", "partial_hits", "preemptions", "prefix_hit_tokens", "priority -1",
-    "priority 0", "priority 1", "promises_shed",
+    "priority 0", "priority 1", "probes", "promises_shed",
     "refused allocations", "resubmits", "runner faults", "spoiled rows", "stopped branches",
     "tenant a", "tenant b", "tenant c", "twin_waits",
 )  # fmt: skip

@@ -62,6 +62,7 @@ def random_row(rng, vocab) -> SampleRow:
         bias_values=rng.uniform(-100, 100, len(bias)).astype(np.float32),
         banned_ids=ids(4),
         mask=sometimes(mask, None, 0.2),
+        forced=sometimes(int(rng.integers(0, vocab)), -1, 0.2),
     )
 
 

@@ -49,6 +49,16 @@ def test_temperature_sharpens():
     assert np.mean(cold) > 0.98
 
 
+def test_a_forced_token_is_taken_whatever_the_rest_says_and_scored():
+    values = logits(1, 5, 2)
+    strict = {"temperature": 0, "banned_ids": ids(0), "bias_ids": ids(1),
+              "bias_values": logits(100), "mask": np.array([6], np.uint32)}  # fmt: skip
+    drawn = sample_row(values, row(num_logprobs=0, forced=0, **strict))
+    assert drawn.token == 0
+    assert drawn.logprob == pytest.approx(-np.log(np.exp(values - 1).sum()), abs=1e-6)
+    assert sample_row(logits(np.nan, 5, 2), row(forced=0)).token == NO_TOKEN
+
+
 def test_top_k_keeps_the_lowest_ids_among_equals():
     assert support(logits(1, 5, 5, 5, 1), top_k=2) == {1, 2}
 

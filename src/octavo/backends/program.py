@@ -135,7 +135,8 @@ class SampleBatch:
     penalties need it (empty otherwise) with ``num_prompt`` of it prompt; ``bias`` are (id, value)
     pairs; ``banned`` are ids that may not be sampled. ``mask_index`` -1, or a row of ``masks``
     (uint32 bit words, [M, ⌈V/32⌉]). ``position`` is the index in the sequence of the token being
-    sampled (key of its noise). ``num_logprobs`` -1: none; k: chosen plus top k.
+    sampled (key of its noise). ``num_logprobs`` -1: none; k: chosen plus top k. ``forced`` ≥ 0 is a
+    token that is taken without a choice, to be scored.
     """
 
     token_index: NDArray[np.int32]
@@ -160,6 +161,7 @@ class SampleBatch:
     banned_ids: NDArray[np.int32]
     mask_index: NDArray[np.int32]
     masks: NDArray[np.uint32]
+    forced: NDArray[np.int32]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -170,7 +172,8 @@ class StepBatch:
     ``block_tables[g]`` is a persistent int32 array [slots, max_blocks]; row r uses line
     ``slots[r]``, whose entry i covers positions ``first_position[g][r] + [i·P, (i+1)·P)``.
     ``copies`` [C, 4] int32 of (group, src, dst, num_tokens), applied before any write.
-    ``want_logits`` asks for the raw float32 logits of the sample rows as well.
+    ``want_logits`` asks for the raw float32 logits of the sample rows as well, ``want_hidden`` for
+    what the head reads of them: the normalised final hidden states.
     """
 
     token_ids: NDArray[np.int32]
@@ -182,17 +185,22 @@ class StepBatch:
     copies: NDArray[np.int32]
     sample: SampleBatch
     want_logits: bool = False
+    want_hidden: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class StepOutput:
-    """Per sample: token [S], logprob [S] (of raw logits), top ids and logprobs [S, K], logits."""
+    """Per sample: token [S], logprob [S] (of raw logits), top ids and logprobs [S, K].
+
+    Where asked for, logits [S, V] and the final hidden states [S, H], in float32.
+    """
 
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     top_ids: NDArray[np.int32]
     top_logprobs: NDArray[np.float32]
     logits: NDArray[np.float32] | None = None
+    hidden: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from octavo.core.grammar import GrammarReady
+from octavo.core.probe import Probe
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequestError
 
@@ -34,7 +35,7 @@ class Request:
     journaled, so that a replay is the same request. Of one tenant's requests, a lower ``priority``
     is served earlier. ``tenant`` is who is served (fairness, accounting); ``domain`` is the
     security domain of its prefix cache; both are part of its identity. ``arrival_time`` and
-    ``deadline`` are seconds on the engine's clock.
+    ``deadline`` are seconds on the engine's clock. With a ``probe``, ``sampling`` is the probe's.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class Request:
     arrival_time: float = 0.0
     deadline: float | None = None
     priority: int = 0
+    probe: Probe | None = None
 
 
 def validate_priority(priority: object) -> None:
@@ -124,7 +126,8 @@ class BranchOutput:
     dropped (finish reason ERROR or ABORT), ``error_param`` names the field at fault, if one is, and
     ``error_code`` is the code of its class in ``octavo.errors`` ("cancelled" for an abort). The
     last of ``token_ids`` may be the one that ended the branch: ``stop_token_id`` names it.
-    ``num_accepted`` of the step's ``num_drafts`` draft tokens are among ``token_ids``.
+    ``num_accepted`` of the step's ``num_drafts`` draft tokens are among ``token_ids``. ``hidden``
+    is the state that a probe asked for: float32 values, little-endian.
     """
 
     request_id: str
@@ -141,3 +144,4 @@ class BranchOutput:
     error: str | None = None
     error_code: str | None = None
     error_param: str | None = None
+    hidden: bytes = b""

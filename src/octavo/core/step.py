@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.core.probe import Probe
 from octavo.core.request import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
 
@@ -32,7 +33,8 @@ class SlotState:
     ``token_ids`` are all tokens known so far, prompt first. The worker extends the history itself
     with the tokens of later rows. ``banned_until`` output tokens exist, ``banned_token_ids``
     may not be sampled (``min_tokens``). ``num_candidates`` > 0 makes its rows report so many of the
-    likeliest tokens (beam search).
+    likeliest tokens (beam search). A ``probe`` gives the
+    tokens that its samples are (see ``core.probe``), or makes its rows report hidden states.
     """
 
     slot: int
@@ -44,6 +46,7 @@ class SlotState:
     banned_token_ids: tuple[int, ...] = ()
     banned_until: int = 0
     num_candidates: int = 0
+    probe: Probe | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +156,7 @@ class RowResult:
     ``logprobs`` is empty unless the row's parameters ask for it. ``failed`` says that some sample
     had no finite logit that is allowed: the request is at fault, not the step. ``candidates`` are
     (token id, logprob) of the likeliest tokens, ties by id, where the slot asks for them.
+    ``hidden`` is the state that its probe asks for: float32, little-endian.
     """
 
     row: int
@@ -162,6 +166,7 @@ class RowResult:
     proposals: tuple[int, ...] = ()
     failed: bool = False
     candidates: tuple[tuple[int, float], ...] = ()
+    hidden: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
+from octavo.core.probe import validate_probe
 from octavo.core.request import (
     BranchOutput,
     FinishReason,
@@ -54,6 +55,8 @@ class RequestTable:
                 f"adapter {request.adapter!r} is not loaded; leave the field out", param="adapter"
             )
         validate_priority(request.priority)
+        if request.probe is not None:
+            validate_probe(request.probe, sampling, vocab_size=info.vocab_size)
         if sampling.width > self._max_num_seqs:
             name = sampling.width_field
             raise InvalidRequestError(

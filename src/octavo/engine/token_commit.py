@@ -82,6 +82,7 @@ class TokenCommitter:
                     outputs.append(_append(branch, (row.token_ids[index],), logprobs))
             elif seq.kv is not None:
                 output = _append(seq, row.token_ids, row.logprobs)
+                output.hidden = row.hidden
                 outputs.append(output)
                 asked = step.plan.rows[row.row]
                 if asked.num_provisional:
@@ -134,7 +135,7 @@ def _append(
         tokens.append(token_id)
         if seq.grammar is not None:
             seq.grammar.accept(token_id)
-        elif token_id not in state.stop_ids and position + count < state.max_output:
+        elif token_id not in state.stop_ids and position + count < seq.max_output:
             continue
         reason = finish_reason(seq)
         if reason is not None:
@@ -161,4 +162,4 @@ def finish_reason(seq: Sequence) -> FinishReason | None:
         return FinishReason.STOP
     if num_output and seq.grammar is not None and seq.grammar.is_complete:
         return FinishReason.STOP
-    return FinishReason.LENGTH if num_output >= state.max_output else None
+    return FinishReason.LENGTH if num_output >= seq.max_output else None

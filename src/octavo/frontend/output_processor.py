@@ -173,7 +173,9 @@ class OutputProcessor:
         if reason is not None:
             self.journal.finish_branch(output.request_id, output.branch)
         logprobs = output.logprobs[:num_tokens]
-        return BranchDelta(output.branch, text, token_ids, logprobs, reason, stop_reason)
+        return BranchDelta(
+            output.branch, text, token_ids, logprobs, reason, stop_reason, None, output.hidden
+        )
 
     def _text(self, state: _Open, output: BranchOutput) -> tuple[str, int, str | None]:
         """The new text, how many of the tokens belong to the answer, and the stop string met."""

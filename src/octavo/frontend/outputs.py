@@ -32,6 +32,7 @@ class BranchDelta:
     ``text`` may lag behind ``token_ids`` (half a character, a possible stop string); with the
     finish it is complete. ``logprobs`` has one entry per token where they were asked for.
     ``stop_reason`` is the stop string or stop token id that ended the branch, where one did.
+    ``hidden`` is the state that a probe asked for: float32 values, little-endian.
     """
 
     branch: int
@@ -41,6 +42,7 @@ class BranchDelta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    hidden: bytes = b""
 
     def followed_by(self, later: BranchDelta) -> BranchDelta:
         """This delta and the next one as one."""

@@ -39,7 +39,8 @@ class SampleRow:
     and output tokens, the first ``num_prompt`` of them prompt: the repetition penalty looks at
     all, presence and frequency at the output only. ``mask`` is ⌈V / 32⌉ uint32 words, bit set =
     allowed. ``num_logprobs`` -1: none; k: the chosen token's and the top k. ``top_k`` <= 0,
-    ``top_p`` >= 1 and ``min_p`` <= 0 are off.
+    ``top_p`` >= 1 and ``min_p`` <= 0 are off. ``forced`` is a token that is taken without a choice,
+    whatever the other parameters say, if its logit is finite.
     """
 
     seed: int
@@ -59,6 +60,7 @@ class SampleRow:
     bias_values: NDArray[np.float32] = field(default_factory=_no_values)
     banned_ids: NDArray[np.int32] = field(default_factory=_no_ids)
     mask: NDArray[np.uint32] | None = None
+    forced: int = NO_TOKEN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,8 +81,10 @@ def sample_row(logits: NDArray[np.float32], row: SampleRow) -> Sample:
     """Sample one token from raw ``logits`` [V], which are left unchanged."""
     # Overflow and NaN have defined outcomes below: a value that is not finite is no candidate.
     with np.errstate(all="ignore"):
-        adjusted = adjust_logits(logits, row)
-        token = _choose(adjusted, row)
+        if row.forced >= 0:
+            token = row.forced if np.isfinite(logits[row.forced]) else NO_TOKEN
+        else:
+            token = _choose(adjust_logits(logits, row), row)
         logprob, top_ids, top_logprobs = _logprobs(logits, token, row.num_logprobs)
     return Sample(token, logprob, top_ids, top_logprobs)
 

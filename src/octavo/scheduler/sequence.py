@@ -103,7 +103,8 @@ class Sequence:
     ``num_spare`` branches after this one are forked from it at its first token. ``num_lost``
     tokens were computed once already, before a preemption. ``grammar`` stands after its last token.
     ``guess`` is what speculation knows of it. A stem is what several beams of a search share:
-    nothing is sampled at its end, where it is forked into them.
+    nothing is sampled at its end, where it is forked into them. ``max_output`` is the most tokens
+    that it may have: of a probe, its label's.
     """
 
     __slots__ = (
@@ -112,6 +113,7 @@ class Sequence:
         "guess",
         "is_stem",
         "kv",
+        "max_output",
         "num_lost",
         "num_prompt",
         "num_spare",
@@ -130,6 +132,9 @@ class Sequence:
         self.token_ids = token_ids
         self.num_prompt = state.num_prompt_tokens
         self.num_spare = num_spare
+        probe = state.request.probe
+        labels = probe.labels if probe is not None else ()
+        self.max_output = len(labels[branch]) if labels else state.max_output
         self.is_stem = False
         self.num_lost = 0
         self.preempted = False
@@ -169,7 +174,8 @@ class Sequence:
     @property
     def may_guess(self) -> bool:
         """Whether drafts may be verified behind its last token: its row samples one branch."""
-        return not self.num_spare and self.state.beam is None
+        state = self.state
+        return not self.num_spare and state.beam is None and state.request.probe is None
 
     @property
     def has_offer(self) -> bool:
@@ -196,4 +202,5 @@ class Sequence:
             banned_token_ids=banned,
             banned_until=sampling.min_tokens,
             num_candidates=beam.num_candidates if beam is not None else 0,
+            probe=self.state.request.probe,
         )

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.grammar import GrammarSource
+from octavo.core.probe import Probe
 from octavo.core.request import BranchOutput, FinishReason, Request
 from octavo.core.runner import RunnerInfo
 from octavo.core.sampling_params import SamplingParams
@@ -91,11 +92,15 @@ def make_request(
     *,
     sampling: SamplingParams | None = None,
     eos: tuple[int, ...] = (),
+    probe: Probe | None = None,
 ) -> Request:
-    """A request of 8 output tokens unless ``sampling`` says otherwise."""
+    """A request of 8 output tokens unless ``sampling`` or ``probe`` say otherwise."""
+    if probe is not None:
+        sampling = probe.sampling
     return Request(
         request_id=request_id,
         prompt_token_ids=tuple(prompt),
         sampling=sampling or SamplingParams(max_tokens=8, seed=1),
         eos_token_ids=eos,
+        probe=probe,
     )

@@ -39,7 +39,12 @@ def next_token(
     vocab_size: int,
     mask: bytes = b"",
 ) -> int:
-    """The token at ``position``: a pure function of what each KV group shows, and of the key."""
+    """The token at ``position``: a pure function of what each KV group shows, and of the key.
+
+    A probe's label gives it.
+    """
+    if state.probe is not None and state.probe.labels:
+        return state.probe.labels[branch][position - state.num_prompt_tokens]
     token = hash((state.seed, branch, position, *map(tuple, histories))) % vocab_size
     if position - state.num_prompt_tokens < state.banned_until:
         while token in state.banned_token_ids:
@@ -67,6 +72,11 @@ def next_candidates(
         found[token] = logprob
         logprob -= (key >> 16) % 6 / 8
     return tuple(sorted(found.items(), key=lambda pair: (-pair[1], pair[0])))
+
+
+def hidden_state(histories: list[list[int]]) -> bytes:
+    """What a probe is told of a row: a pure function of what each KV group shows."""
+    return hash(tuple(map(tuple, histories))).to_bytes(8, "little", signed=True)
 
 
 def _values(tokens: list[int], start: int, end: int) -> list[int]:
@@ -276,7 +286,14 @@ class FakeRunner:
             logprobs=self._logprobs(row, tokens, candidates),
             num_verified=num_verified,
             candidates=candidates,
+            hidden=self._hidden(slot, end),
         )
+
+    def _hidden(self, slot: _Slot, end: int) -> bytes:
+        """The state that the slot's probe asks for, if it asks for one."""
+        if slot.state.probe is None or not slot.state.probe.hidden:
+            return b""
+        return hidden_state([self._read(slot, g, end) or [] for g in range(len(self.info.groups))])
 
     def _candidates(self, slot: _Slot, end: int) -> tuple[tuple[int, float], ...]:
         """What may follow a beam. Its KV was found to be numbers already."""

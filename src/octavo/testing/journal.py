@@ -6,7 +6,7 @@ from octavo.core.request import BranchOutput, FinishReason, Request, Submit
 from octavo.core.runner import RunnerInfo
 from octavo.core.step import SlotState
 from octavo.errors import OverloadedError
-from octavo.testing.fake_runner import run_alone, run_beam_alone
+from octavo.testing.fake_runner import hidden_state, run_alone, run_beam_alone, visible_from
 
 
 class SimulationError(Exception):
@@ -17,7 +17,7 @@ class JournalEntry:
     """One request: what was delivered per branch, and how branches ended.
 
     ``limit`` is the most output tokens a branch may have; where the request leaves it open, what
-    the engine fitted to its pool.
+    the engine fitted to its pool. ``hidden`` is what its probe was told.
     """
 
     def __init__(self, request: Request) -> None:
@@ -27,6 +27,7 @@ class JournalEntry:
         self.ended: dict[int, FinishReason] = {}
         self.stopped: set[int] = set()
         self.limit = request.sampling.max_tokens or 1
+        self.hidden = b""
 
     @property
     def is_done(self) -> bool:
@@ -55,6 +56,7 @@ class JournalEntry:
         if output.position != len(self.delivered[output.branch]) or output.epoch != self.epoch:
             raise SimulationError(f"{where}: position {output.position} epoch {output.epoch}")
         self.delivered[output.branch] += output.token_ids
+        self.hidden = self.hidden or output.hidden
         if output.finish_reason is not None:
             self.ended[output.branch] = output.finish_reason
 
@@ -77,9 +79,15 @@ class JournalEntry:
             token_ids=request.prompt_token_ids,
             banned_token_ids=tuple(sorted(stop_ids)) if sampling.min_tokens else (),
             banned_until=sampling.min_tokens,
+            probe=request.probe,
             num_candidates=2 * sampling.width + (len(stop_ids) if sampling.min_tokens else 0),
         )
         limit = self.limit if whole else len(got)
+        probe = request.probe
+        if probe is not None and probe.labels:
+            limit = min(limit, len(probe.labels[branch]))
+        elif probe is not None and self.hidden != self._hidden_alone(info):
+            raise SimulationError(f"{request.request_id} was told another state than it has alone")
         if sampling.use_beam_search:
             found = run_beam_alone(state, info, stop_ids=stop_ids, limit=limit)
             alone = list(found[branch].token_ids)
@@ -89,3 +97,10 @@ class JournalEntry:
             raise SimulationError(
                 f"{request.request_id}/{branch} answered {got}, alone it answers {alone}"
             )
+
+    def _hidden_alone(self, info: RunnerInfo) -> bytes:
+        """The state of the prompt's last token, without any engine."""
+        tokens = list(self.request.prompt_token_ids)
+        return hidden_state(
+            [tokens[visible_from(len(tokens) - 1, group.window) :] for group in info.groups]
+        )

@@ -25,6 +25,7 @@ from time import process_time
 from typing import Literal
 
 from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.probe import Probe
 from octavo.core.request import Abort, BranchOutput, Request, StopBranch, Submit
 from octavo.core.runner import RunnerInfo
 from octavo.core.sampling_params import SamplingParams
@@ -261,6 +262,8 @@ class Episode:
         if self.scenario.shares and rng.random() < 0.08:
             sampling = self._as_beam_search(sampling)
             self.events["beam searches"] += 1
+        probe = self._probe() if rng.random() < 0.05 else None
+        sampling = probe.sampling if probe is not None else sampling
         request = Request(
             request_id=f"r{self._num_requests}",
             prompt_token_ids=tuple(prompt),
@@ -269,6 +272,7 @@ class Episode:
             tenant=rng.choice(["a", "a", "a", "b", "c"]),
             deadline=self.now + rng.uniform(0.02, 0.5) if rng.random() < 0.05 else None,
             priority=rng.choice([0, 0, -1, 1]),
+            probe=probe,
         )
         self.events[f"tenant {request.tenant}"] += 1
         self.events[f"priority {request.priority}"] += 1
@@ -277,6 +281,16 @@ class Episode:
         self.entries[request.request_id] = self.live[request.request_id] = entry
         self._submit(entry)
         self.events["arrivals"] += 1
+
+    def _probe(self) -> Probe:
+        """Labels to be scored, or a hidden state to be told."""
+        rng = self.rng
+        self.events["probes"] += 1
+        if rng.random() < 0.4:
+            return Probe(hidden=True)
+        count = rng.randint(1, 3) if self.scenario.shares else 1
+        lengths = [rng.randint(1, min(4, MAX_OUTPUT)) for _ in range(count)]
+        return Probe(labels=tuple(tuple(rng.choices(range(40), k=n)) for n in lengths))
 
     def _as_beam_search(self, sampling: SamplingParams) -> SamplingParams:
         rng = self.rng

@@ -57,6 +57,7 @@ def build_batch(
         copies=_copies(plan),
         sample=_samples(plan, layout, context_lens, table=table, allowed=allowed),
         want_logits=want_logits,
+        want_hidden=not table.hidden.keys().isdisjoint(layout.slot_names),
     )
 
 
@@ -102,7 +103,22 @@ def _samples(
         banned_ids=banned_ids,
         mask_index=mask_index,
         masks=masks,
+        forced=_forced(layout, position, table),
     )
+
+
+def _forced(layout: RowLayout, position: NDArray[np.int32], table: SlotTable) -> NDArray[np.int32]:
+    """The given token of each sample that is a label's, -1 for those that are drawn."""
+    forced = np.full(len(position), -1, np.int32)
+    if not table.labels:
+        return forced
+    branch = layout.columns["branch"]
+    for index, slot in enumerate(layout.slot_names):
+        probe = table.labels.get(slot)
+        if probe is not None:
+            label = probe.labels[branch[index]]
+            forced[index] = label[position[index] - table.num_prompt[slot]]
+    return forced
 
 
 def _masks(

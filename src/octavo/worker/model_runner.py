@@ -91,6 +91,8 @@ class ModelRunner:
         rows = _row_results(plan, batch.sample.num_logprobs, output)
         if self._slots.num_candidates:
             self._add_candidates(plan, rows)
+        if output.hidden is not None:
+            self._add_hidden(plan, rows, output.hidden)
         if self._drafter is not None:
             for row in rows:
                 row.proposals = proposals.get(row.row, ())
@@ -109,6 +111,17 @@ class ModelRunner:
                 top = row.logprobs[0].top
                 stand = [pair for pair in top if pair[0] >= 0 and pair[0] not in self._unsampled]
                 row.candidates = tuple(stand[:count])
+
+    def _add_hidden(
+        self, plan: StepPlan, rows: tuple[RowResult, ...], hidden: NDArray[np.float32]
+    ) -> None:
+        """Give the rows of probes what they asked for; ``hidden`` [S, H] is per sample."""
+        at = 0
+        for row in rows:
+            asked = plan.rows[row.row]
+            if asked.slot in self._slots.hidden:
+                row.hidden = hidden[at].astype("<f4").tobytes()
+            at += asked.num_samples + asked.num_drafts
 
     def close(self) -> None:
         """Free the executors. Idempotent."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.core.probe import Probe
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import RowPlan, SlotState
 from octavo.worker.row_layout import RowLayout
@@ -23,6 +24,8 @@ class SlotTable:
 
     ``block_tables[g]`` is int32 [max_slots, max_blocks]; ``first_position[g]`` int32 [max_slots].
     ``layout`` is that of the last batch, None once a slot has changed hands.
+    ``labels`` are the probes of slots whose samples are given, ``hidden`` those of slots whose rows
+    report their hidden state.
     ``num_unsampled`` ids of the vocabulary may be among the likeliest but are no candidates.
     """
 
@@ -50,6 +53,8 @@ class SlotTable:
         self.banned_until: dict[int, int] = {}
         self.banned: dict[int, NDArray[np.int32]] = {}
         self.bias: dict[int, tuple[NDArray[np.int32], NDArray[np.float32]]] = {}
+        self.labels: dict[int, Probe] = {}
+        self.hidden: dict[int, Probe] = {}
         self._history: dict[int, NDArray[np.int32]] = {}
         self.layout: RowLayout | None = None
 
@@ -78,6 +83,8 @@ class SlotTable:
         if params.logit_bias:
             ids, values = zip(*sorted(dict(params.logit_bias).items()), strict=True)
             self.bias[slot] = (np.array(ids, np.int32), np.array(values, np.float32))
+        if state.probe is not None:
+            (self.hidden if state.probe.hidden else self.labels)[slot] = state.probe
         if has_penalties(params):
             self._history[slot] = np.zeros(max(256, 2 * len(state.token_ids)), np.int32)
             self._write(slot, 0, state.token_ids)
@@ -86,7 +93,8 @@ class SlotTable:
         """Forget what a slot held. Idempotent."""
         self.layout = None
         for held in (
-            self.banned_until, self.banned, self.bias, self._history, self.num_candidates
+            self.banned_until, self.banned, self.bias, self._history, self.num_candidates,
+            self.labels, self.hidden,
         ):  # fmt: skip
             held.pop(slot, None)
 

@@ -84,7 +84,7 @@ class NativeBackend:
         return NativeExecutor(
             model,
             layout,
-            vocab_size=program.vocab_size,
+            program=program,
             fingerprint=f"native/{_native.kernel_revision}/{options.activation}"
             f"/kv-{layout.kv_dtype}",
             info=_load_info(model, isa, num_threads),

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo import _native
-from octavo.backends.program import CacheLayout, OpTime, StepBatch, StepOutput
+from octavo.backends.program import CacheLayout, OpTime, Program, StepBatch, StepOutput
 from octavo.weights.tensor import LogicalTensor
 
 
@@ -22,14 +22,15 @@ class NativeExecutor:
         model: _native.Model,
         layout: CacheLayout,
         *,
-        vocab_size: int,
+        program: Program,
         fingerprint: str,
         info: dict[str, object],
         borrowed: tuple[LogicalTensor, ...],
     ) -> None:
         self._model: _native.Model | None = model
         self._layout = layout
-        self._vocab_size = vocab_size
+        self._vocab_size = program.vocab_size
+        self._hidden_size = program.hidden_size
         self._fingerprint = fingerprint
         self.info = info
         # The embedding is read in place, from the model file's memory map.
@@ -58,6 +59,9 @@ class NativeExecutor:
             logits=np.empty((num_samples, self._vocab_size), np.float32)
             if batch.want_logits
             else None,
+            hidden=np.empty((num_samples, self._hidden_size), np.float32)
+            if batch.want_hidden
+            else None,
         )
         self._loaded().forward(
             batch,
@@ -66,6 +70,7 @@ class NativeExecutor:
             output.top_ids,
             output.top_logprobs,
             output.logits,
+            output.hidden,
         )
         return output
 

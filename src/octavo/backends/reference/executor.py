@@ -66,7 +66,9 @@ class ReferenceExecutor:
         for op in self._program.ops:
             self._run(op, batch, state)
             self._progress += 1
-        return sample_batch(state.logits, batch)
+        output = sample_batch(state.logits, batch)
+        output.hidden = state.hidden if batch.want_hidden else None
+        return output
 
     def read_block(self, group: int, layer: int, block: int) -> tuple[Floats, Floats]:
         """K and V of one block, [block_size, kv_heads, head_dim] each."""
@@ -104,7 +106,8 @@ class ReferenceExecutor:
                 state.x = state.x + row_parallel(h, weights[op.down], self._program.k_slices)
             case NormHead():
                 chosen = state.x[batch.sample.token_index]
-                state.logits = rms_norm(chosen, weights[op.norm], op.eps) @ weights[op.weight].T
+                state.hidden = rms_norm(chosen, weights[op.norm], op.eps)
+                state.logits = state.hidden @ weights[op.weight].T
 
     def _attention(self, op: PagedAttention, batch: StepBatch, qkv: Floats) -> Floats:
         """Write the keys and values of all rows first, then attend from the cache, row by row."""
@@ -177,11 +180,12 @@ class ReferenceBackend:
 
 
 class _Activations:
-    """The named buffers of a program: x, qkv and attn per token, logits per sample."""
+    """The named buffers of a program: x, qkv and attn per token, hidden and logits per sample."""
 
     x: Floats
     qkv: Floats
     attn: Floats
+    hidden: Floats
     logits: Floats
 
 

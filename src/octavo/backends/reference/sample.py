@@ -65,4 +65,5 @@ def row_of(sample: SampleBatch, index: int) -> SampleRow:
         bias_values=sample.bias_values[bias],
         banned_ids=sample.banned_ids[banned],
         mask=sample.masks[mask] if mask >= 0 else None,
+        forced=int(sample.forced[index]),
     )
