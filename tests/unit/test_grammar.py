@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -289,3 +290,28 @@ def test_the_grammar_of_a_family_is_what_its_parser_reads(
         ["get_weather"] * (1 + parallel)
     )
     assert not any(isinstance(p, str) and p.strip() for p in pieces)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        json_schema(PERSON),
+        Grammar(kind="regex", text='\\{"name": "A", "age": 1\\}'),
+        Grammar(kind="choice", choices=('{"name": "A", "age": 1}', "none")),
+        Grammar(kind="lark", text='start: "{" BODY "}"\nBODY: /"name": "A", "age": [0-9]/'),
+    ],
+)
+def test_reasoning_may_come_before_any_grammar(
+    compiler: GrammarCompiler, table: TokenTable, inner: Grammar
+) -> None:
+    answer, thought = '{"name": "A", "age": 1}', 'Well, {"name": 3, so\n\n'
+    may = replace(inner, thoughts=("<think>", "</think>"))
+    must = replace(inner, thoughts=("", "</think>"))
+    for text, fits in (
+        (answer, (True, True, False)),
+        (f"<think>{thought}</think>\n\n{answer}", (False, True, True)),
+        (f"{thought}</think>{answer}", (False, False, True)),
+        (f"<think>{thought}</think>{thought}", (False, False, False)),
+    ):
+        found = tuple(spells(opened(compiler, g), table, text) for g in (inner, may, must))
+        assert found == fits, text

@@ -27,7 +27,7 @@ SAMPLES: dict[str, Any] = {
     "continue_final_message": False, "add_generation_prompt": False, "chat_template_kwargs": {},
     "logit_bias": {"5": -100}, "min_tokens": 2, "ignore_eos": True,
     "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none",
-    "parallel_tool_calls": False,
+    "parallel_tool_calls": False, "reasoning_effort": "low",
     "response_format": {"type": "json_object"}, "structured_outputs": {"choice": ["a", "b"]},
     "echo": True, "stream": True, "priority": 1, "timeout": 60,
     "stream_options": {"include_usage": True}, "top_logprobs": 2, "input": HELLO,

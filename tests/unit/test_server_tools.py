@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from octavo.errors import InvalidRequestError
-from octavo.server.tools import ToolStream, read_tools, tool_message
+from octavo.server.answer import AnswerForm
+from octavo.server.chat import _delta, _message
+from octavo.server.tools import CHAT_TOOLS, MESSAGES_TOOLS, RESPONSES_TOOLS, read_tools
 from octavo.server.typed_body import TypedBody
 from octavo.text.tool_formats import tool_format
 from served import Served
@@ -20,7 +22,7 @@ def function(name: str = "f", **more: Any) -> dict[str, Any]:
 
 
 def read(**body: Any) -> Any:
-    return read_tools(TypedBody(body), HERMES)
+    return read_tools(TypedBody(body), HERMES, CHAT_TOOLS)
 
 
 @pytest.mark.parametrize(
@@ -77,22 +79,87 @@ def test_refused(body: dict, param: str) -> None:
 ANSWER = 'Let me see.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
-def test_an_answer_is_a_message_and_its_deltas_add_up_to_it() -> None:
-    use = read(tools=[function()])
-    message = tool_message(use, ANSWER)
+def test_an_answer_is_a_message_and_its_deltas_add_up_to_it(smollm2_text: Any) -> None:
+    form = AnswerForm(tokenizer=smollm2_text[1], tools=read(tools=[function()]))
+    message = _message(form.reader().read_text(ANSWER, (), is_last=True))
     assert message["content"] == "Let me see.\n"
     (call,) = message["tool_calls"]
     assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}
     assert call["id"].startswith("call_")
-    stream = ToolStream(use)
-    deltas = [d for char in ANSWER for d in stream.deltas(char, is_last=False)]
-    deltas += stream.deltas("", is_last=True)
+    reader = form.reader()
+    pieces = [p for char in ANSWER for p in reader.read_text(char, (), is_last=False)]
+    deltas: list[Any] = [_delta(p) for p in [*pieces, *reader.read_text("", (), is_last=True)]]
     assert "".join(str(d.get("content", "")) for d in deltas) == "Let me see.\n"
     calls = [d["tool_calls"][0] for d in deltas if "tool_calls" in d]
     assert calls[0]["function"] == {"name": "f", "arguments": ""}
     assert "".join(c["function"]["arguments"] for c in calls) == '{"a": 1}'
-    assert stream.has_calls is True
-    assert tool_message(use, "No call.") == {"content": "No call."}
+    assert reader.num_calls == 1
+    assert _message(["No call."]) == {"content": "No call."}
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOLD = {"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA}}
+
+
+def test_three_protocols_tell_a_model_the_same() -> None:
+    named = {"name": "f", "description": "d"}
+    chat = {"tools": [TOLD], "tool_choice": {"type": "function", "function": {"name": "f"}}}
+    flat = {
+        "tools": [{"type": "function", **named, "parameters": SCHEMA, "strict": True}],
+        "tool_choice": {"type": "function", "name": "f"},
+        "parallel_tool_calls": True,
+    }
+    shaped = {
+        "tools": [{**named, "input_schema": SCHEMA, "cache_control": {"type": "ephemeral"}}],
+        "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": False},
+    }
+    uses = [
+        read_tools(TypedBody(body), HERMES, dialect)
+        for body, dialect in (
+            (chat, CHAT_TOOLS), (flat, RESPONSES_TOOLS), (shaped, MESSAGES_TOOLS)
+        )
+    ]  # fmt: skip
+    assert uses[0] == uses[1] == uses[2]
+    assert uses[0] is not None
+    assert uses[0].tools == [TOLD]
+    words = {"auto": "auto", "any": "required", "none": "none"}
+    for theirs, ours in words.items():
+        one = read_tools(
+            TypedBody({**shaped, "tool_choice": {"type": theirs}}), HERMES, MESSAGES_TOOLS
+        )
+        assert one == read(tools=[TOLD], tool_choice=ours)
+    alone = {**shaped, "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
+    one = read_tools(TypedBody(alone), HERMES, MESSAGES_TOOLS)
+    assert one is not None
+    assert one.parallel is False
+
+
+def test_a_function_may_have_the_name_of_a_choice() -> None:
+    use = read(
+        tools=[function("none"), function("f")],
+        tool_choice={"type": "function", "function": {"name": "none"}},
+    )
+    assert '\\"f\\"' not in use.grammar.text
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "param"),
+    [
+        (RESPONSES_TOOLS, {"tools": [function()]}, "tools[0].function"),
+        (RESPONSES_TOOLS, {"tools": [{"type": "function"}]}, "tools[0].name"),
+        (MESSAGES_TOOLS, {"tools": [{"type": "bash_20250124", "name": "b"}]}, "tools[0].type"),
+        (MESSAGES_TOOLS, {"tools": [{"name": "f", "input_schema": 1}]}, "tools[0].input_schema"),
+        (MESSAGES_TOOLS, {"tools": [{"name": "f", "parameters": {}}]}, "tools[0].parameters"),
+        (MESSAGES_TOOLS, {"tools": [{"name": "f"}], "tool_choice": "any"}, "tool_choice"),
+        (MESSAGES_TOOLS, {"tools": [{"name": "f"}], "tool_choice": {"type": []}}, "tool_choice"),
+        (RESPONSES_TOOLS, {"tools": [{"type": "function", "name": "f"}],
+                           "tool_choice": {"type": "web_search"}}, "tool_choice"),
+    ],
+)  # fmt: skip
+def test_refused_in_its_own_words(dialect: Any, body: dict, param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        read_tools(TypedBody(body), HERMES, dialect)
+    assert caught.value.param == param
 
 
 def test_a_chat_with_tools_that_calls_none(play: Any) -> None:

@@ -16,7 +16,7 @@ GRAMMAR_KINDS = ("json_schema", "regex", "choice", "lark")
 MAX_GRAMMAR_CHARS = 1 << 16
 MAX_GRAMMAR_CHOICES = 1024
 
-GrammarIdentity = tuple[str, str, tuple[str, ...]]
+GrammarIdentity = tuple[str, str, tuple[str, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,19 +24,22 @@ class Grammar:
     """A constraint on a branch's whole text.
 
     ``text`` is a JSON schema (as JSON), a regular expression that must match all of it, or a Lark
-    grammar whose rule is ``start``; ``choices`` are the texts allowed by kind "choice". ``field``
-    names the request field that asked, for error messages, and is no part of the identity.
+    grammar whose rule is ``start``; ``choices`` are the texts allowed by kind "choice".
+    ``thoughts`` are the begin and the end of reasoning that may come before it, or must where the
+    begin is empty: then the prompt has it. ``field`` names the request field that asked, for error
+    messages, and is no part of the identity.
     """
 
     kind: str
     text: str = ""
     choices: tuple[str, ...] = ()
+    thoughts: tuple[str, ...] = ()
     field: str = "grammar"
 
     @property
     def identity(self) -> GrammarIdentity:
         """Equal for grammars that allow the same texts by the same words."""
-        return self.kind, self.text, self.choices
+        return self.kind, self.text, self.choices, self.thoughts
 
     @property
     def size(self) -> int:

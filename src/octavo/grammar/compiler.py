@@ -114,7 +114,7 @@ class GrammarCompiler:
 
 
 def _estimated_bytes(identity: GrammarIdentity) -> int:
-    _, text, choices = identity
+    _, text, choices, _ = identity
     return _BYTES_PER_GRAMMAR + _BYTES_PER_CHAR * (len(text) + sum(map(len, choices)))
 
 

@@ -44,7 +44,20 @@ def _limits() -> LLParserLimits:
 
 
 def _source(grammar: Grammar) -> str:
-    """The grammar in llguidance's own notation."""
+    """The grammar in llguidance's own notation, with what may be thought before it."""
+    answer = _answer(grammar)
+    if not grammar.thoughts:
+        return answer
+    begin, end = grammar.thoughts
+    thought = "thought /[ \\n]{0,8}/"
+    start = f"({json.dumps(begin)} {thought})?" if begin else thought
+    head = f"start: {start} @answer\nthought[suffix={json.dumps(end)}]: /(?s:.*)/"
+    is_json = grammar.kind in ("json_schema", "regex")
+    inner = json.loads(answer)["grammars"][0] if is_json else {"lark_grammar": answer}
+    return json.dumps({"grammars": [{"lark_grammar": head}, {**inner, "name": "answer"}]})
+
+
+def _answer(grammar: Grammar) -> str:
     match grammar.kind:
         case "json_schema":
             return str(LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON_OPTIONS))

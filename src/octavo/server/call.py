@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams, refuse_stream
 from octavo.errors import InvalidRequestError, OctavoError
+from octavo.server.answer import AnswerForm
 from octavo.server.dialects import OPENAI
 from octavo.server.generation import Choice, Generation, collect
 from octavo.server.json_body import parse_json_object
@@ -16,7 +17,6 @@ from octavo.server.replies import Exchange, ignored_header, send_json
 from octavo.server.service import read_service
 from octavo.server.sse import DONE, PING, Framing, event, send_events
 from octavo.server.state import ServerState
-from octavo.server.tools import ToolUse
 from octavo.server.typed_body import TypedBody, shown_name
 
 _Result = TypeVar("_Result")
@@ -27,7 +27,8 @@ class Call:
     """A validated call: one engine request per prompt. ``prompt_texts`` are to be echoed.
 
     ``asked_tokens`` is the ``max_tokens`` that was asked for, where the context may give less.
-    ``timeout_s`` is how long it may take, None for as long as the server lets any.
+    ``timeout_s`` is how long it may take, None for as long as the server lets any. ``form`` says
+    how to read the answer to a conversation.
     """
 
     requests: Sequence[Request]
@@ -39,7 +40,7 @@ class Call:
     asked_tokens: int | None = None
     timeout_s: float | None = None
     shows_ids: bool = False
-    tools: ToolUse | None = None
+    form: AnswerForm | None = None
 
     def __post_init__(self) -> None:
         if self.stream:

@@ -6,11 +6,11 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 
 from octavo.frontend import BranchDelta, RequestOutput
+from octavo.server.answer import Parts, Piece, new_id
 from octavo.server.call import Call, OpenAIFraming, answer, read_call, read_stream_options
-from octavo.server.conversation import chat_conversation
+from octavo.server.conversation import chat_conversation, settle
 from octavo.server.engine_request import engine_request
 from octavo.server.fields import Endpoint, check_fields
 from octavo.server.generation import Choice, Generation
@@ -19,8 +19,8 @@ from octavo.server.replies import Exchange, encode_json
 from octavo.server.sampling_fields import sampling_from_body
 from octavo.server.sse import END_OF_EVENT, event
 from octavo.server.state import ServerState
-from octavo.server.tools import ToolStream, tool_message
 from octavo.server.typed_body import TypedBody
+from octavo.text.reasoning import Reasoning
 
 
 async def chat_completions(state: ServerState, http: Exchange) -> None:
@@ -45,16 +45,15 @@ def parse_chat(state: ServerState, values: dict[str, object]) -> Call:
     template = state.template()
     conversation = chat_conversation(body, template)
     token_ids = conversation.encode(template)
-    if conversation.tools is not None and conversation.tools.grammar is not None:
-        sampling = replace(sampling, grammar=conversation.tools.grammar)
+    sampling, form = settle(sampling, conversation.answer_form(template, token_ids))
     return Call(
         requests=[engine_request(state, body, token_ids, sampling=sampling)],
         model=model,
         stream=stream,
         include_usage=include_usage,
-        ignored=ignored,
+        ignored=[*ignored, *conversation.ignored],
         shows_ids=body.boolean("return_token_ids"),
-        tools=conversation.tools,
+        form=form,
     )
 
 
@@ -78,7 +77,8 @@ class _Writer(OpenAIFraming):
         usage = b',"usage":null' if call.include_usage else b""
         self._suffix = b"}]" + usage + b"}" + END_OF_EVENT
         self._heads = [self._head(index) for index in range(call.sampling.n)]
-        self._tools = [ToolStream(call.tools) for _ in self._heads] if call.tools else []
+        assert call.form is not None, "a chat's answer has a form"
+        self._readers = [call.form.reader() for _ in self._heads]
 
     def _head(self, index: int) -> bytes:
         return self._prefix + b',"choices":[{"index":%d,"delta":' % index
@@ -91,17 +91,23 @@ class _Writer(OpenAIFraming):
             **(ids if self._call.shows_ids else {}),
             "object": "chat.completion",
             "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
-            "usage": usage_object(generation.usage),
-            "timings": generation.timings,
+            **self._usage(generation),
         }
+
+    def _usage(self, generation: Generation) -> dict[str, object]:
+        """Counts and timings, once all has been read."""
+        num_reasoning = sum(reader.num_reasoning_tokens for reader in self._readers)
+        usage = usage_object(generation.usage, num_reasoning_tokens=num_reasoning)
+        return {"usage": usage, "timings": generation.timings}
 
     def _choice(self, index: int, choice: Choice) -> dict[str, object]:
         logprobs = None
         if self._top is not None:
             logprobs = chat_logprobs(choice.logprobs, self._tokenizer, top=self._top)
-        text = "".join(choice.text)
-        content = tool_message(self._call.tools, text) if self._call.tools else {"content": text}
-        message = {"role": "assistant", **content, "refusal": None}
+        pieces = self._readers[index].read_text(
+            "".join(choice.text), choice.token_ids, is_last=True
+        )
+        message = {"role": "assistant", **_message(pieces), "refusal": None}
         return {
             **({"token_ids": choice.token_ids} if self._call.shows_ids else {}),
             "index": index,
@@ -117,8 +123,8 @@ class _Writer(OpenAIFraming):
                 if chunks := self._chunks(output):
                     yield chunks
         if self._call.include_usage and not generation.disconnected:
-            last = {"usage": usage_object(generation.usage), "timings": generation.timings}
-            yield self._prefix + b',"choices":[],' + encode_json(last)[1:] + END_OF_EVENT
+            last = encode_json(self._usage(generation))
+            yield self._prefix + b',"choices":[],' + last[1:] + END_OF_EVENT
 
     def _chunks(self, output: RequestOutput) -> bytes:
         """An output's chunks as one write: the roles first, then contents and finishes."""
@@ -134,20 +140,14 @@ class _Writer(OpenAIFraming):
                 more = b"" if at else self._more(delta)
                 chunks.append(self._chunk(delta.branch, content, more=more))
             if delta.finish_reason is not None:
-                calls = bool(self._tools) and self._tools[delta.branch].has_calls
+                calls = self._readers[delta.branch].num_calls > 0
                 finish = encode_json(finish_text(delta.finish_reason, calls=calls))
                 chunks.append(self._chunk(delta.branch, b"{}", finish=finish))
         return b"".join(chunks)
 
     def _contents(self, delta: BranchDelta) -> list[bytes]:
         """A delta as the ``delta`` objects of its chunks; none where nothing is certain yet."""
-        found = []
-        if self._tools:
-            is_last = delta.finish_reason is not None
-            pieces = self._tools[delta.branch].deltas(delta.text, is_last=is_last)
-            found = [encode_json(piece) for piece in pieces]
-        elif delta.text:
-            found = [b'{"content":' + encode_json(delta.text) + b"}"]
+        found = [encode_json(_delta(piece)) for piece in self._readers[delta.branch].read(delta)]
         beside = delta.logprobs or (self._call.shows_ids and delta.token_ids)
         return found or ([b'{"content":""}'] if beside else [])
 
@@ -174,3 +174,38 @@ class _Writer(OpenAIFraming):
         return b"".join(
             (self._heads[index], content, more, b',"finish_reason":', finish, self._suffix)
         )
+
+
+def _delta(piece: Piece) -> dict[str, object]:
+    if isinstance(piece, str):
+        return {"content": piece}
+    if isinstance(piece, Reasoning):
+        return {"reasoning_content": piece.text}
+    call: dict[str, object] = {"index": piece.index}
+    if piece.name:
+        call |= {"id": new_id("call"), "type": "function"}
+        call["function"] = {"name": piece.name, "arguments": ""}
+    else:
+        call["function"] = {"arguments": piece.arguments}
+    return {"tool_calls": [call]}
+
+
+def _message(pieces: Sequence[Piece]) -> dict[str, object]:
+    """A whole answer: ``content``, and what there is of ``reasoning_content``, ``tool_calls``."""
+    parts = Parts()
+    for piece in pieces:
+        parts.add(piece)
+    text, reasoning, calls = parts.joined("text"), parts.joined("reasoning"), parts.calls
+    message: dict[str, object] = {"content": text or (None if calls else "")}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.text},
+            }
+            for call in calls
+        ]
+    return message

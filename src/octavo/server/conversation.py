@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequestError
+from octavo.server.answer import AnswerForm
 from octavo.server.prompts import read_chat
-from octavo.server.tools import ToolUse, read_tools
+from octavo.server.reasoning_effort import effort_variables, read_effort
+from octavo.server.tools import CHAT_TOOLS, ToolUse, read_tools
 from octavo.server.typed_body import TypedBody, shown_name
 from octavo.text import ChatTemplate, Message
 
+# Enough of a prompt's end to show a tag and the white space behind it.
+_END_TOKENS = 16
 # A word or two: nothing that could spell a special token.
 _WORD = re.compile(r"[A-Za-z0-9 _.-]{0,64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What a chat template is given: messages as ``read_messages`` makes them, and how to end."""
+    """What a chat template is given: messages as ``read_messages`` makes them, and how to end.
+
+    ``ignored`` are the fields that this model's template has no use for.
+    """
 
     messages: Sequence[Message]
     add_generation_prompt: bool = True
     continue_final: bool = False
     variables: Mapping[str, object] = field(default_factory=dict)
     tools: ToolUse | None = None
+    ignored: Sequence[str] = ()
 
     def encode(self, template: ChatTemplate) -> list[int]:
         """The prompt's token ids.
@@ -42,6 +51,20 @@ class Conversation:
             InvalidRequestError: the template does not take it.
         """
         return template.render(self.messages, **self._options())
+
+    def answer_form(self, template: ChatTemplate, token_ids: Sequence[int]) -> AnswerForm:
+        """What the answer to the prompt ``token_ids`` may hold."""
+        family, tokenizer = template.reasoning_format, template.tokenizer
+        if self.continue_final:
+            begun = str(self.messages[-1]["content"])
+            opened = family.is_open_in(begun)
+            goes_on = bool(begun.strip()) and not opened
+        else:
+            end = tokenizer.decode(token_ids[-_END_TOKENS:], skip_special_tokens=False)
+            opened, goes_on = family.opened_by(end), family.closed_by(end)
+        return AnswerForm(
+            tokenizer=tokenizer, family=family, opened=opened, goes_on=goes_on, tools=self.tools
+        )
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -64,13 +87,25 @@ def chat_conversation(body: TypedBody, template: ChatTemplate) -> Conversation:
             "continue_final_message and add_generation_prompt exclude each other",
             param="continue_final_message",
         )
+    switches, ignored = effort_variables(read_effort(body), template)
     return Conversation(
         messages=read_chat(body),
         add_generation_prompt=body.boolean_or("add_generation_prompt", True),
         continue_final=continues,
-        variables=_variables(body, template),
-        tools=read_tools(body, template.tool_format),
+        variables={**switches, **_variables(body, template)},
+        tools=read_tools(body, template.tool_format, CHAT_TOOLS),
+        ignored=ignored,
     )
+
+
+def settle(sampling: SamplingParams, form: AnswerForm) -> tuple[SamplingParams, AnswerForm]:
+    """What binds the answer, with room for reasoning before it, and how its text is read."""
+    grammar = sampling.grammar
+    if form.tools is not None and form.tools.grammar is not None:
+        grammar = form.tools.grammar
+    if grammar is not None:
+        sampling = replace(sampling, grammar=form.bound(grammar))
+    return sampling, replace(form, skips_special_tokens=sampling.skip_special_tokens)
 
 
 def _variables(body: TypedBody, template: ChatTemplate) -> dict[str, object]:

@@ -85,9 +85,9 @@ FIELDS = (
     _honoured("model", "a served name; absent means the served model", ALL),
     _honoured(
         "messages",
-        "roles system, developer (means system), user, assistant (with tool_calls), tool; content "
-        "a text or text parts, which are joined by line ends; other keys of a message, such as "
-        "name, are refused",
+        "roles system, developer (means system), user, assistant (with tool_calls and "
+        "reasoning_content), tool; content a text or text parts, which are joined by line ends; "
+        "other keys of a message, such as name, are refused",
         TEMPLATE,
     ),
     _honoured("prompt", "text, list of texts, token ids, or list of token ids", COMPLETIONS),
@@ -249,8 +249,14 @@ FIELDS = (
     _refused("modalities", "only text is supported", CHAT, neutral=(["text"],)),
     _refused("audio", "only text is supported", CHAT),
     _refused("prediction", "predicted outputs are not supported", CHAT),
-    _refused("reasoning_effort", "reasoning control is not supported", CHAT),
-    _refused("verbosity", "verbosity control is not supported", CHAT),
+    _honoured(
+        "reasoning_effort",
+        "none, minimal, low, medium, high, xhigh or max: sets enable_thinking, thinking and "
+        "reasoning_effort of the model's template, which may read them; where it reads none, the "
+        "field is ignored, and named so",
+        TEMPLATE,
+    ),
+    _refused("verbosity", "verbosity control is not supported", CHAT, neutral=("medium",)),
     _refused("web_search_options", "web search is not supported", CHAT),
     _refused("chat_template", "templates in requests are not supported", CHAT),
     _refused("suffix", "infilling is not supported", COMPLETIONS, neutral=("",)),

@@ -9,7 +9,7 @@ from octavo.frontend import Usage
 from octavo.text import Tokenizer
 
 
-def usage_object(usage: Usage) -> dict[str, object]:
+def usage_object(usage: Usage, *, num_reasoning_tokens: int = 0) -> dict[str, object]:
     """Token counts with the details that clients read."""
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -17,7 +17,7 @@ def usage_object(usage: Usage) -> dict[str, object]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": num_reasoning_tokens,
             "accepted_prediction_tokens": usage.accepted_tokens,
             "rejected_prediction_tokens": usage.rejected_tokens,
         },

@@ -1,21 +1,46 @@
-"""``tools`` and ``tool_choice``: what a model is told of functions, and what binds its answer."""
+"""``tools`` and ``tool_choice``: what a model is told of functions, and what binds its answer.
+
+chat        {"type": "function", "function": {"name", "description", "parameters", "strict"}}
+Responses   {"type": "function", "name", "description", "parameters", "strict"}
+Messages    {"name", "description", "input_schema"}
+
+Inside, a function is told of as in chat.
+"""
 
 from __future__ import annotations
 
 import re
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from octavo.core.grammar import Grammar
 from octavo.errors import InvalidRequestError
+from octavo.server.structured import read_grammar
 from octavo.server.typed_body import TypedBody, shown_name
 from octavo.text.tool_formats import MAX_PARALLEL_CALLS, Tool, ToolFormat
-from octavo.text.tool_parser import Piece, ToolDelta, ToolParser
+from octavo.text.tool_parser import ToolParser
 
 MAX_TOOLS = 128
+_MODES = ("none", "auto", "required", "named")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_KEYS = frozenset({"name", "description", "parameters", "strict"})
+
+# none, auto, required, or named with a function's name; empty where it is none of them.
+Choice = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolDialect:
+    """How a protocol spells functions: ``inside`` the member of a tool that holds one, or the tool.
+
+    ``kinds`` are the types of tools that are functions; ``labels`` say nothing to a model.
+    """
+
+    read_choice: Callable[[object], Choice]
+    inside: str = ""
+    parameters: str = "parameters"
+    kinds: tuple[str | None, ...] = ("function",)
+    labels: frozenset[str] = frozenset({"strict"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +59,8 @@ class ToolUse:
         return ToolParser(self.family, names, max_calls=max_calls)
 
 
-def read_tools(body: TypedBody, family: ToolFormat) -> ToolUse | None:
-    """What a chat request may call; None where it may call nothing.
+def read_tools(body: TypedBody, family: ToolFormat, dialect: ToolDialect) -> ToolUse | None:
+    """What a request may call; None where it may call nothing.
 
     ``tool_choice`` none tells the model of no function; auto lets it choose; required, or a named
     function, binds the answer by a grammar.
@@ -43,25 +68,27 @@ def read_tools(body: TypedBody, family: ToolFormat) -> ToolUse | None:
     Raises:
         InvalidRequestError: naming the tool or choice and what is wrong with it.
     """
-    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(_list(body.raw("tools")))]
+    given = _list(body.raw("tools"))
+    tools = [_tool(tool, f"tools[{i}]", dialect) for i, tool in enumerate(given)]
     names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) != len(names):
         raise InvalidRequestError("tools name a function twice", param="tools")
-    parallel = body.boolean_or("parallel_tool_calls", True)
-    choice = _choice(body.raw("tool_choice"), names)
-    if choice == "none" or not tools:
+    parallel = _parallel(body)
+    mode, name = _choice(body.raw("tool_choice"), names, dialect)
+    if mode == "none" or not tools:
         return None
-    if any(body.raw(name) is not None for name in ("response_format", "structured_outputs")):
+    if read_grammar(body) is not None:
         raise InvalidRequestError(
             "tools cannot be combined with a structure of the answer; send tool_choice none, or "
             "leave one of them out",
             param="tools",
         )
     grammar = None
-    if choice != "auto":
-        chosen = [t["function"] for t in tools if choice in ("required", t["function"]["name"])]
-        several = parallel and choice == "required"
-        text = family.grammar(chosen, parallel=several)
+    if mode != "auto":
+        chosen = [
+            t["function"] for t in tools if mode == "required" or t["function"]["name"] == name
+        ]
+        text = family.grammar(chosen, parallel=parallel and mode == "required")
         grammar = Grammar(kind="lark", text=text, field="tools")
     return ToolUse(family=family, tools=tools, parallel=parallel, grammar=grammar)
 
@@ -78,17 +105,19 @@ def _list(tools: object) -> list[object]:
     return tools
 
 
-def _tool(tool: object, where: str) -> Tool:
-    if not isinstance(tool, Mapping) or tool.get("type") != "function":
+def _tool(tool: object, where: str, dialect: ToolDialect) -> Tool:
+    if not isinstance(tool, Mapping) or tool.get("type") not in dialect.kinds:
         raise InvalidRequestError(
-            f"{where}.type must be function; other tools are not run here", param=f"{where}.type"
+            f"{where}.type must be {dialect.kinds[0]}; other tools are not run here",
+            param=f"{where}.type",
         )
-    function = tool.get("function")
-    where = f"{where}.function"
+    function: object = tool.get(dialect.inside) if dialect.inside else tool
+    where = f"{where}.{dialect.inside}" if dialect.inside else where
     if not isinstance(function, Mapping):
         raise InvalidRequestError(f"{where} must be an object", param=where)
+    known = {"name", "description", dialect.parameters} | dialect.labels
     for key in function:
-        if key not in _KEYS:
+        if key not in known:
             shown = f"{where}.{shown_name(key)}"
             raise InvalidRequestError(f"{shown} is not supported", param=shown)
     name = function.get("name")
@@ -97,89 +126,85 @@ def _tool(tool: object, where: str) -> Tool:
             f"{where}.name must have 1 to 64 letters, digits, _, . or -", param=f"{where}.name"
         )
     told: dict[str, object] = {"name": name}
-    for key, kind in (("description", str), ("parameters", dict)):
+    for key, kind in (("description", str), (dialect.parameters, dict)):
         value = function.get(key)
+        if value is not None and not isinstance(value, kind):
+            word = "a string" if kind is str else "a JSON schema, an object"
+            raise InvalidRequestError(f"{where}.{key} must be {word}", param=f"{where}.{key}")
         if value is not None:
-            if not isinstance(value, kind):
-                word = "a string" if kind is str else "a JSON schema, an object"
-                raise InvalidRequestError(f"{where}.{key} must be {word}", param=f"{where}.{key}")
-            told[key] = value
+            told["description" if kind is str else "parameters"] = value
     return {"type": "function", "function": told}
 
 
-def _choice(choice: object, names: Sequence[str]) -> str:
-    """none, auto, required, or the name of the function that must be called."""
+def _parallel(body: TypedBody) -> bool:
+    """Messages says it, the other way round, in the choice."""
+    choice = body.raw("tool_choice")
+    if isinstance(choice, Mapping) and "disable_parallel_tool_use" in choice:
+        inside = TypedBody({"tool_choice": choice["disable_parallel_tool_use"]})
+        return not inside.boolean("tool_choice")
+    return body.boolean_or("parallel_tool_calls", True)
+
+
+def _choice(choice: object, names: Sequence[str], dialect: ToolDialect) -> Choice:
     if choice is None:
-        return "auto" if names else "none"
-    if choice in ("none", "auto"):
-        return str(choice)
-    if not names:
-        raise InvalidRequestError("tool_choice needs tools", param="tool_choice")
-    if choice == "required":
-        return "required"
-    function = choice.get("function") if isinstance(choice, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(choice, Mapping) or choice.get("type") != "function" or name is None:
+        return "auto" if names else "none", ""
+    mode, name = dialect.read_choice(choice)
+    if mode not in _MODES:
         raise InvalidRequestError(
-            "tool_choice must be none, auto, required or a function by name", param="tool_choice"
+            "tool_choice must be none, auto, required (any) or a function by name",
+            param="tool_choice",
         )
-    if name not in names:
+    if mode in ("required", "named") and not names:
+        raise InvalidRequestError("tool_choice needs tools", param="tool_choice")
+    if mode == "named" and name not in names:
         raise InvalidRequestError(
             "tool_choice names a function that tools lacks", param="tool_choice"
         )
-    return str(name)
+    return mode, name
 
 
-# -- what is answered ----------------------------------------------------------------------------
+# -- the protocols' spellings of a choice ----------------------------------------------------
 
 
-class ToolStream:
-    """One choice's answer as the deltas of a chat: contents, and calls with their arguments."""
-
-    def __init__(self, use: ToolUse) -> None:
-        self._parser = use.parser()
-
-    @property
-    def has_calls(self) -> bool:
-        """Whether a call has begun."""
-        return self._parser.num_calls > 0
-
-    def deltas(self, text: str, *, is_last: bool) -> list[dict[str, object]]:
-        """What ``text`` adds, each the ``delta`` of one chunk."""
-        pieces = self._parser.feed(text)
-        if is_last:
-            pieces = [*pieces, *self._parser.finish()]
-        return [_delta(piece) for piece in pieces]
+def _word_or_function(choice: object, name: Callable[[Mapping[str, object]], object]) -> Choice:
+    if isinstance(choice, str):
+        return choice, ""
+    if not isinstance(choice, Mapping) or choice.get("type") != "function":
+        return "", ""
+    return _named(name(choice))
 
 
-def _delta(piece: Piece) -> dict[str, object]:
-    if isinstance(piece, str):
-        return {"content": piece}
-    call: dict[str, object] = {"index": piece.index}
-    if piece.name:
-        call |= {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
-        call["function"] = {"name": piece.name, "arguments": ""}
-    else:
-        call["function"] = {"arguments": piece.arguments}
-    return {"tool_calls": [call]}
+def _named(name: object) -> Choice:
+    return ("named", name) if isinstance(name, str) else ("", "")
 
 
-def tool_message(use: ToolUse, text: str) -> dict[str, object]:
-    """The message of a whole answer: ``content`` (null where there is none) and ``tool_calls``."""
-    parser = use.parser()
-    content: list[str] = []
-    calls: list[dict[str, str]] = []
-    for piece in [*parser.feed(text), *parser.finish()]:
-        if isinstance(piece, str):
-            content.append(piece)
-        elif isinstance(piece, ToolDelta) and piece.name:
-            calls.append({"name": piece.name, "arguments": ""})
-        else:
-            calls[piece.index]["arguments"] += piece.arguments
-    message: dict[str, object] = {"content": "".join(content) or None}
-    if calls:
-        message["tool_calls"] = [
-            {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": call}
-            for call in calls
-        ]
-    return message
+def _chat_choice(choice: object) -> Choice:
+    def name(choice: Mapping[str, object]) -> object:
+        function = choice.get("function")
+        return function.get("name") if isinstance(function, Mapping) else None
+
+    return _word_or_function(choice, name)
+
+
+def _responses_choice(choice: object) -> Choice:
+    return _word_or_function(choice, lambda choice: choice.get("name"))
+
+
+def _messages_choice(choice: object) -> Choice:
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    if isinstance(choice, Mapping) and kind == "tool":
+        return _named(choice.get("name"))
+    words = {"auto": "auto", "any": "required", "none": "none"}
+    return words.get(kind, "") if isinstance(kind, str) else "", ""
+
+
+CHAT_TOOLS: Final = ToolDialect(read_choice=_chat_choice, inside="function")
+RESPONSES_TOOLS: Final = ToolDialect(
+    read_choice=_responses_choice, labels=frozenset({"type", "strict"})
+)
+MESSAGES_TOOLS: Final = ToolDialect(
+    read_choice=_messages_choice,
+    parameters="input_schema",
+    kinds=("custom", None),
+    labels=frozenset({"type", "strict", "cache_control", "eager_input_streaming"}),
+)

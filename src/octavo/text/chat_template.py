@@ -33,6 +33,7 @@ from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError,
 
 from octavo.errors import InvalidRequestError, ModelFileError
 from octavo.text.messages import Message, read_messages, texts_of
+from octavo.text.reasoning import reasoning_format
 from octavo.text.template_sandbox import (
     MAX_SOURCE_CHARS,
     MAX_VALUE_CHARS,
@@ -99,7 +100,7 @@ class ChatTemplate:
                 f"the chat template has {len(source)} characters, the limit is {MAX_SOURCE_CHARS}"
             )
         self._source = source
-        self._tokenizer = tokenizer
+        self.tokenizer: Final = tokenizer
         self._environment = TemplateEnvironment(now)
         self._template = self._compile(source)
         read = meta.find_undeclared_variables(self._environment.parse(source))
@@ -111,6 +112,7 @@ class ChatTemplate:
         self._control_tokens = _Spellings([text for text, special in protected.items() if special])
         self._names = _special_names(tokenizer)
         self.tool_format: Final = tool_format(source)
+        self.reasoning_format: Final = reasoning_format(source)
         self.digest: Final = digest_of([source, tokenizer.digest])
 
     @classmethod
@@ -160,7 +162,7 @@ class ChatTemplate:
         """The ids of the rendered prompt; see ``render``. Users' text makes no special token."""
         ask = _Ask(add_generation_prompt, continue_final, variables, tools)
         text, breaks = self._render(messages, ask)
-        return self._tokenizer.encode_rendered(text, breaks)
+        return self.tokenizer.encode_rendered(text, breaks)
 
     def _render(self, messages: Sequence[Mapping[str, object]], ask: _Ask) -> tuple[str, list[int]]:
         normal, tools = read_messages(messages), list(ask.tools)

@@ -3,6 +3,7 @@
 {"role": "user", "content": "…"}                 content a text, or text parts
 {"role": "assistant", "content": …, "tool_calls": [{"id", "type", "function": {"name",
     "arguments"}}]}                              arguments a JSON text or object, here an object
+{"role": "assistant", "content": …, "reasoning_content": "…"}
 {"role": "tool", "tool_call_id": "…", "content": "…"}
 """
 
@@ -26,7 +27,7 @@ MAX_CALLS: Final = 128
 MAX_NAME_CHARS: Final = 256
 MAX_SHOWN_CHARS: Final = 64
 # Beside role and content.
-_KEYS: Final = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
+_KEYS: Final = {"assistant": ("tool_calls", "reasoning_content"), "tool": ("tool_call_id", "name")}
 
 Message = dict[str, Any]
 
@@ -79,6 +80,12 @@ def _normal_message(message: object, where: str) -> Message:
     normal: Message = {"role": ROLES[role]}
     if role == "tool":
         normal |= _names(message, where)
+    thought = message.get("reasoning_content")
+    if role == "assistant" and thought is not None:
+        if not isinstance(thought, str):
+            name = f"{where}.reasoning_content"
+            raise InvalidRequestError(f"{name} must be a string", param=name)
+        normal["reasoning_content"] = thought
     calls = message.get("tool_calls")
     if calls is not None:
         normal["tool_calls"] = _calls(calls, f"{where}.tool_calls")

@@ -10,6 +10,7 @@ import tokenizers
 
 from octavo.errors import ModelFileError
 from octavo.text.vocabulary import (
+    MARKUP,
     MAX_VOCABULARY,
     AddedToken,
     Vocabulary,
@@ -100,7 +101,8 @@ def _added_tokens(document: Mapping[str, Any]) -> Iterator[AddedToken]:
             raise ModelFileError(f"tokenizer.json adds the token {content!r} twice")
         seen.add(content)
         flags = {name: bool(entry.get(name)) for name in ("lstrip", "rstrip", "single_word")}
-        yield AddedToken(entry["id"], content, bool(entry.get("special")), **flags)
+        special = bool(entry.get("special")) and content not in MARKUP
+        yield AddedToken(entry["id"], content, special, **flags)
 
 
 def _id_table(vocab: Mapping[str, int], names: Mapping[str, int]) -> list[str | None]:

@@ -79,6 +79,8 @@ _HERMES: Final = ToolFormat(
 _MISTRAL: Final = ToolFormat(name="mistral", begin="[TOOL_CALLS][", end="]", joint=", ")
 _LLAMA3: Final = ToolFormat(name="llama3", key="parameters", joint="; ")
 _GENERIC: Final = ToolFormat(name="generic", joint="\n")
+# Of the begins and ends, those that are tokens of their own.
+TOOL_TAGS: Final = frozenset({"<tool_call>", "</tool_call>", "[TOOL_CALLS]"})
 # What a family's chat template cannot do without, first match.
 _SIGNS: Final = (
     ("<tool_call>", _HERMES),
@@ -121,7 +123,10 @@ def _plain_message(message: Message, family: ToolFormat) -> Message:
         return {"role": "user", "content": f"The function answered: {content}"}
     calls = [call["function"] for call in message.get("tool_calls", ())]
     spelled = [family.spelled(call["name"], call["arguments"]) for call in calls]
-    return {"role": role, "content": "\n".join(filter(None, [content, *spelled]))}
+    plain = {"role": role, "content": "\n".join(filter(None, [content, *spelled]))}
+    if "reasoning_content" in message:
+        plain["reasoning_content"] = message["reasoning_content"]
+    return plain
 
 
 def _preamble(tools: Sequence[Tool]) -> str:

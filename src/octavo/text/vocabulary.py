@@ -12,6 +12,8 @@ from tokenizers.models import BPE
 
 from octavo.errors import ModelFileError
 from octavo.text.pre_tokenizers import PRE_TOKENIZERS
+from octavo.text.reasoning import REASONING_TAGS
+from octavo.text.tool_formats import TOOL_TAGS
 
 MAX_VOCABULARY: Final = 1 << 21
 
@@ -24,6 +26,8 @@ _BRACKETS: Final = {"<": ">", "[": "]"}
 _END_SPELLINGS: Final = frozenset(
     {"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"}
 )
+# What parsers of answers read is text, also where a file calls it a control token.
+MARKUP: Final = REASONING_TAGS | TOOL_TAGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,7 @@ def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
     merges = _string_list(metadata, "tokenizer.ggml.merges")
     types = _token_types(metadata, len(tokens))
     added = tuple(
-        AddedToken(i, tokens[i], special=kind == _CONTROL)
+        AddedToken(i, tokens[i], special=kind == _CONTROL and tokens[i] not in MARKUP)
         for i, kind in enumerate(types)
         if kind in (_CONTROL, _USER_DEFINED) and tokens[i]
     )
