@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from octavo.errors import ConfigError
 
 POLICIES = ("reserve", "estimate", "optimistic")
-PROPOSERS = ("off", "ngram", "suffix", "draft:MODEL")
+PROPOSERS = ("off", "ngram", "suffix", "tree", "draft:MODEL")
 DRAFT_MODEL = "draft:"
 ACTIVATIONS = ("int8", "f32")
 KV_DTYPES = ("bf16", "f32")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ConfigError
 from octavo.llm import LLM, Completion
+from octavo.scheduler import Sequence
+from octavo.scheduler.guess import Guess
+from octavo.scheduler.speculation import Proposer
 from oracles.hf_writer import write_hf_directory
 from oracles.requantize import requantize
 
@@ -93,7 +97,7 @@ def assert_both_happened(counters: dict[str, int]) -> None:
     assert counters["draft_tokens_accepted_at_1"] > 0
 
 
-@pytest.mark.parametrize("speculate", ["ngram", "suffix"])
+@pytest.mark.parametrize("speculate", ["ngram", "suffix", "tree"])
 def test_on_equals_off(smollm2_path: Path, plain: dict[int, Answer], speculate: str) -> None:
     with make(smollm2_path, speculate) as llm:
         for index in (0, 6, 12):
@@ -121,6 +125,48 @@ def test_on_equals_off_in_a_pool_that_is_too_small(
             assert counters[name] > 0, name
         assert "draft_tokens_accepted_at_3" not in counters
         assert llm.stats().gauges["orphan_blocks"] == 0
+
+
+def known_paths(llm: LLM, plain: dict[int, Answer]) -> Proposer:
+    """Paths of answers that are known, each wrong somewhere or nowhere: some are right longer."""
+    rng = random.Random(4)
+    known = {
+        (tuple(prompt), replace(params, seed=0), branch): plain[index][branch][1]
+        for index, (prompt, params) in enumerate(requests(llm))
+        for branch in range(params.n)
+    }
+
+    def propose(guess: Guess, seq: Sequence, limit: int) -> list[int]:
+        guess.chance, guess.detour = 768, 1023
+        request = seq.state.request
+        key = request.prompt_token_ids, replace(request.sampling, seed=0), seq.branch
+        right = [*known[key], *range(limit)][seq.num_output :][:limit]
+        paths = [list(right) for _ in range(3)]
+        for path in paths:
+            wrong = rng.randrange(limit + 1)
+            path[wrong : wrong + 1] = [rng.randrange(1000)] * (wrong < limit)
+        guess.others = paths[1:]
+        return paths[0]
+
+    return propose
+
+
+@pytest.mark.parametrize("options", [{}, {"num_blocks": 32, "max_model_len": 300, "budget": 40}])
+def test_trees_change_nothing_either(
+    smollm2_path: Path, plain: dict[int, Answer], options: dict[str, int]
+) -> None:
+    """Many paths, right and wrong, one by one, in a batch, and in a pool that is too small."""
+    with make(smollm2_path, "tree", **options) as llm:
+        llm.engine.scheduler.speculation.propose = known_paths(llm, plain)
+        llm.engine.scheduler.speculation.step_tokens = 1000
+        assert run(llm, sorted(plain)) == plain
+        for index in (1, 2, 8):
+            assert run(llm, [index])[index] == plain[index]
+        counters = llm.stats().counters
+        assert_both_happened(counters)
+        assert 10 < counters["draft_paths_kept"] < counters["draft_paths"]
+        assert (counters["preemptions"] > 0) == bool(options)
+        assert llm.engine.check_invariants() == llm.engine.violations == []
 
 
 def test_a_draft_model_changes_nothing_either(

@@ -69,12 +69,15 @@ class KVMachine(RuleBasedStateMachine):
         for at, token in enumerate(tokens, seq.num_computed):
             self.store[seq.tables[0].blocks[at // size]][at % size] = token
 
-    def execute(self, copies, work: list[tuple[str, list[int], int]]) -> None:
+    def copy(self, copies) -> None:
         for copy in copies:
             source = self.store[copy.src]
             self.store[copy.dst] = source[: copy.num_tokens] + [0] * (
                 self.kv.block_size - copy.num_tokens
             )
+
+    def execute(self, copies, work: list[tuple[str, list[int], int]]) -> None:
+        self.copy(copies)
         for name, tokens, _ in work:
             self.write(self.sequences[name], tokens)
         for name, tokens, accepted in work:
@@ -144,6 +147,82 @@ class KVMachine(RuleBasedStateMachine):
             self.oracle.append(name, tokens)
             self.oracle.num_blocks -= 1000
         self.execute(copies, work)
+
+    def fork_paths(self, step, trunk: str, paths: list[list[int]]) -> list[tuple[str, list[int]]]:
+        """A fork per path, as far as nobody else was promised the blocks."""
+        lacking, work = max(0, -step.slack()[0]), []
+        for tokens in paths:
+            name, fork = self.name(), self.kv.fork(self.sequences[trunk])
+            if step.grow_path(fork, len(tokens)):
+                self.sequences[name] = fork
+                self.oracle.fork(trunk, name)
+                work.append((name, tokens))
+            else:
+                self.kv.release(fork)
+        assert -step.slack()[0] <= lacking, "paths took what was promised to others"
+        return work
+
+    @rule(
+        trunk=branches,
+        paths=st.lists(tokens_of, min_size=1, max_size=3),
+        best=st.integers(0, 3),
+        num_drafts=st.integers(0, 9),
+        accepted=st.integers(0, 40),
+        is_refused=st.booleans(),
+    )
+    def grow_tree(
+        self,
+        trunk: str,
+        paths: list[list[int]],
+        *,
+        best: int,
+        num_drafts: int,
+        accepted: int,
+        is_refused: bool,
+    ) -> None:
+        """One token, and other continuations of it in forks that end with the step."""
+        step, pool = self.kv.begin(), self.kv.pools[0]
+        before = [list(pool.refs), list(self.kv.promises.totals)]
+        if not step.grow(self.sequences[trunk], 1):
+            return
+        end = self.sequences[trunk].num_computed + 1
+        own = [1] * (1 + step.extend(self.sequences[trunk], end, num_drafts))
+        work = [(trunk, own), *self.fork_paths(step, trunk, paths)]
+        allocate = pool.allocate
+        if is_refused:
+            pool.allocate = lambda owner, count: None
+        copies = step.seal()
+        pool.allocate = allocate
+        if copies is None:
+            for name, _ in work[1:]:
+                self.kv.release(self.sequences.pop(name))
+                self.oracle.release(name)
+            assert [list(pool.refs), list(self.kv.promises.totals)] == before
+            return
+        self.oracle.num_blocks += 1000
+        for name, tokens in work[1:] + work[:1]:
+            self.oracle.append(name, tokens)
+        self.oracle.num_blocks -= 1000
+        self.copy(copies)
+        for name, tokens in work:
+            self.write(self.sequences[name], tokens)
+        ledger = take_ledger(self.kv)
+        assert ledger == recount(self.kv)
+        name, tokens = work[best % len(work)]
+        seq = self.sequences[trunk]
+        if name != trunk:
+            self.kv.adopt(seq, self.sequences[name])
+            self.oracle.tables[trunk], self.oracle.tables[name] = (
+                self.oracle.tables[name],
+                self.oracle.tables[trunk],
+            )
+        for other, _ in work[1:]:
+            self.kv.release(self.sequences.pop(other))
+            self.oracle.release(other)
+        history = self.read(seq, seq.num_computed) + tokens
+        self.kv.end_step()
+        self.kv.commit(seq, history, min(accepted, len(tokens)))
+        self.oracle.truncate(trunk, seq.num_computed)
 
     @rule(names=st.lists(branches, min_size=2, max_size=4, unique=True), fail_at=st.integers(1, 4))
     def refuse(self, names: list[str], fail_at: int) -> None:

@@ -17,7 +17,7 @@ KINDS = (
     "cow_copies", "crashes", "deadlines", "duplicate submits",
     "ended cancelled", "ended context_length_exceeded", "ended deadline_exceeded",
     "ended engine_error", "ended length", "ended overloaded", "ended stop", "evicted_blocks",
-    "draft_tokens", "draft_tokens_accepted",
+    "draft_tokens", "draft_tokens_accepted", "draft_paths", "draft_paths_kept",
     "failed rows", "forced evictions", "forced preemptions", "forks", "lease ends", "leases",
     "mixed_steps", "partial_hits", "preemptions", "prefix_hit_tokens", "priority -1",
     "priority 0", "priority 1", "probes", "promises_shed",

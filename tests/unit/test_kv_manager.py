@@ -93,6 +93,54 @@ def test_drafts_are_refused_where_the_pool_is_overdrawn_already() -> None:
     assert check_kv(kv) == []
 
 
+@pytest.mark.parametrize("length", [2, 3, 4])
+@pytest.mark.parametrize("size", [0, 3, 9])
+@pytest.mark.parametrize("windows", [(None,), (None, 6)])
+def test_a_path_takes_the_place_of_its_trunk(length: int, size: int, windows) -> None:
+    """Shorter or longer than the trunk's own drafts, from the middle or the end of a block."""
+    kv = manager(windows=windows)
+    trunk, sibling = kv.new_sequence(ROOT), kv.new_sequence(ROOT)
+    extend(kv, trunk, list(range(length)))
+    kv.promise(trunk, 14, branches=1, fork_at=0)
+    step = kv.begin()
+    assert step.grow(trunk, 1)
+    assert step.extend(trunk, length + 1, 5) == 5
+    path, loser = kv.fork(trunk), kv.fork(trunk)
+    assert step.grow_path(path, 1 + size)
+    assert step.grow_path(loser, 2)
+    copies = step.seal()
+    assert copies is not None
+    assert len(copies) == (2 * len(windows) if length % 4 else 0)
+    assert check_copies(kv, copies) == take_ledger(kv).violations() == []
+    for seq in (trunk, path, loser):
+        assert check_writes(kv, seq) == []
+    blocks = [list(table.blocks) for table in path.tables]
+    kv.end_step()
+    kv.adopt(trunk, path)
+    kv.release(loser)
+    assert [table.blocks for table in trunk.tables] == blocks
+    kv.commit(trunk, list(range(20)), 1 + size)
+    assert trunk.num_computed == trunk.num_reserved == length + 1 + size
+    assert list(kv.sequences) == [trunk, sibling]
+    assert check_kv(kv) == []
+    extend(kv, trunk, [7] * 4)
+    assert check_kv(kv) == []
+
+
+def test_a_path_takes_no_block_that_anybody_was_promised() -> None:
+    kv = manager(num_blocks=5)
+    seq, other = kv.new_sequence(ROOT), kv.new_sequence(ROOT)
+    extend(kv, seq, [0, 1])
+    kv.promise(other, 8, branches=1, fork_at=0)
+    step = kv.begin()
+    assert step.grow(seq, 1)
+    path = kv.fork(seq)
+    assert not step.grow_path(path, 11), "the copied tail and two more: one is not to be had"
+    assert step.grow_path(path, 6)
+    kv.release(path)
+    assert check_kv(kv) == []
+
+
 def test_two_groups_are_reserved_together() -> None:
     kv = manager(num_blocks=4, windows=(None, 4))
     seq = kv.new_sequence(ROOT)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from octavo.config import SchedulerConfig
 from octavo.errors import ConfigError
 from octavo.scheduler.guess import SURE, Guess
-from octavo.scheduler.lookup import NGRAM, Lookup
-from octavo.scheduler.speculation import STEP_TOKENS, TILE, allot
+from octavo.scheduler.lookup import MAX_PATHS, NGRAM, Lookup
+from octavo.scheduler.speculation import STEP_TOKENS, TILE, _branches, allot
 
 TOKENS = st.lists(st.integers(0, 3), max_size=60)
 
@@ -57,6 +57,25 @@ def test_suffix_copies_from_behind_the_longest_match(tokens: list[int], limit: i
     assert index.suffix(tokens, limit) == expected
 
 
+@given(TOKENS, st.integers(1, 9))
+def test_a_tree_goes_on_from_every_place_that_says_something_else(
+    tokens: list[int], limit: int
+) -> None:
+    index = Lookup(1 << 14)
+    ranked = sorted(places(tokens)[:8], key=lambda place: (-shared(tokens, place), -place))
+    expected: list[list[int]] = []
+    for place in ranked:
+        path = follow(tokens, place, min(limit, 2 * shared(tokens, place)))
+        is_new = all(
+            path[: len(other)] != other[: len(path)] for other in expected
+        )  # neither begins the other
+        if is_new and len(expected) < MAX_PATHS:
+            expected.append(path)
+    paths = index.tree(tokens, limit)
+    assert paths == expected
+    assert (paths[0] if paths else []) == Lookup(1 << 14).suffix(tokens, limit)
+
+
 @given(TOKENS)
 def test_an_index_that_grew_with_its_tokens_equals_one_made_at_the_end(tokens: list[int]) -> None:
     grown = Lookup(1)
@@ -98,6 +117,54 @@ def test_a_guess_learns_up_to_its_first_mistake() -> None:
         guess.drafts = [0]
         guess.learn([0] * (guess.position + 1))
     assert SURE - 8 <= guess.chance < SURE
+
+
+def test_a_guess_learns_whether_a_detour_would_have_been_right() -> None:
+    guess = Guess([1])
+    assert guess.detour == SURE // 4
+    guess.drafts, guess.others = [3, 4, 5], [[3, 9], [8, 4, 5]]
+    guess.learn([1, 3, 9])
+    better = SURE // 4 + (SURE - SURE // 4) // 8
+    assert guess.detour == better, "the path that parts behind the 3"
+    assert guess.others == []
+    guess.drafts, guess.others = [3, 4, 5], [[3, 9], [8, 4, 5]]
+    guess.learn([1, 3, 9, 7])
+    assert guess.detour == better + -better // 8, "neither 3 nor 8"
+    before = guess.detour
+    for drafts, others, token in (([3, 4], [[3, 9]], 8), ([3, 4], [], 8), ([3], [[8]], 3)):
+        guess.drafts, guess.others = list(drafts), [list(path) for path in others]
+        guess.learn([0] * guess.position + [token])
+        assert guess.detour == before, "there was no detour at the place of the mistake"
+
+
+def test_a_detour_is_worth_what_it_may_gain() -> None:
+    half = SURE // 2
+    guess = Guess([1])
+    guess.chance, guess.detour = half, half
+    guess.drafts = [1, 2, 3, 4]
+    guess.others = [[9, 8, 7, 6], [1, 2, 8, 7], [1, 2, 9, 9], [6]]
+    assert list(_branches(guess, SURE // 9)) == [
+        (0, (9, 8), (SURE // 4 + SURE // 8, 3)),
+        (2, (1, 2, 8), (SURE // 16, 4)),
+        # Where a path before it parts too, it is right only if that one is not.
+        (2, (1, 2, 9), (SURE // 32, 4)),
+        (0, (6,), (SURE // 8, 2)),
+    ]
+
+
+def test_a_bundle_is_taken_where_it_pays() -> None:
+    def taken(chance: int, gain: int, *, streams: int = 1, budget: int = 99) -> list[int]:
+        return allot(
+            [chance] * streams, limits=[7] * streams, num_tokens=streams, budget=budget,
+            bundles=[(gain, 2)],
+        )  # fmt: skip
+
+    # One draft and a path of two fill the tile that three drafts would.
+    assert taken(SURE // 3, 0) == [0, 0]
+    assert taken(SURE // 3, 2 * SURE // 3) == [1, 1]
+    assert taken(SURE // 3, 2 * SURE // 3, budget=2) == [0, 0]
+    assert taken(SURE // 3, 2 * SURE // 3, streams=16)[-1] == 0
+    assert taken(SURE - 1, SURE // 9) == [7, 0]
 
 
 def value(counts: tuple[int, ...], chances: list[int], num_tokens: int) -> float:
@@ -144,7 +211,7 @@ def test_a_full_batch_drafts_only_what_is_nearly_sure() -> None:
         (
             "speculate",
             "magic",
-            "--speculate is 'magic'; choose one of off, ngram, suffix, draft:MODEL",
+            "--speculate is 'magic'; choose one of off, ngram, suffix, tree, draft:MODEL",
         ),
         ("speculate", "draft:", "--speculate is 'draft:'; choose one of"),
         ("speculate", 7, "--speculate is 7; choose one of"),

@@ -169,6 +169,7 @@ class EngineCore:
         self.last_fault = fault
         self.counters.failed_steps += 1
         self.kv.end_step()
+        self.scheduler.paths.drop(step.paths)
         for state in dict.fromkeys(seq.state for seq, _ in step.rows):
             self.counters.requests_failed += 1
             error = EngineError("a step of the engine failed; the request was dropped")

@@ -36,26 +36,33 @@ class EngineCounters:
 class DraftCounters:
     """What speculation proposed and what came of it. ``accepted_at[i]``: the i-th draft of a row.
 
-    ``rows`` had drafts, ``proposed`` in all, of which ``accepted`` became tokens.
+    ``rows`` had drafts, ``proposed`` in all, of which ``accepted`` became tokens. ``trees`` of them
+    had ``paths`` beside them, of which ``paths_kept`` were right longer and took their place.
     """
 
+    trees: int = 0
+    paths: int = 0
+    paths_kept: int = 0
     rows: int = 0
     proposed: int = 0
     accepted: int = 0
     accepted_at: list[int] = field(default_factory=list)
 
-    def count(self, num_drafts: int, num_accepted: int) -> None:
-        """A row was verified."""
+    def count(self, num_drafts: int, num_accepted: int, *, depth: int) -> None:
+        """A row was verified that had ``depth`` drafts, with its other paths ``num_drafts``."""
         self.rows += 1
         self.proposed += num_drafts
         self.accepted += num_accepted
-        self.accepted_at += [0] * (num_drafts - len(self.accepted_at))
+        self.accepted_at += [0] * (depth - len(self.accepted_at))
         for position in range(num_accepted):
             self.accepted_at[position] += 1
 
     def as_dict(self) -> dict[str, int]:
         """By name."""
         return {
+            "draft_trees": self.trees,
+            "draft_paths": self.paths,
+            "draft_paths_kept": self.paths_kept,
             "draft_rows": self.rows,
             "draft_tokens": self.proposed,
             "draft_tokens_accepted": self.accepted,

@@ -72,8 +72,12 @@ class TokenCommitter:
         dropped meanwhile gets none.
         """
         outputs: list[BranchOutput] = []
+        num_drafts: dict[Sequence, int] = {}
+        if step.paths:
+            rows, num_drafts = self._keep_best_paths(step, rows)
         for row in rows:
             seq = step.rows[row.row][0]
+            seq = seq.trunk or seq
             if seq.state.beam is not None:
                 self.beams.offer(seq.state.beam, seq, row)
             elif seq.num_spare and seq.kv is not None:
@@ -86,13 +90,42 @@ class TokenCommitter:
                 outputs.append(output)
                 asked = step.plan.rows[row.row]
                 if asked.num_provisional:
-                    output.num_drafts = asked.num_drafts + len(row.proposals)
+                    depth = asked.num_drafts + len(row.proposals)
+                    output.num_drafts = num_drafts.get(seq, depth)
                     output.num_accepted = min(row.num_verified, len(output.token_ids))
                     self._keep_drafts(seq, output, row.proposals)
+                    self.drafts.count(output.num_drafts, output.num_accepted, depth=depth)
         searching = [seq.state for seq, _ in step.rows if seq.state.beam is not None]
         for state in dict.fromkeys(searching):
             outputs += self.beams.settle(state)
         return outputs
+
+    def _keep_best_paths(
+        self, step: ScheduledStep, rows: Iterable[RowResult]
+    ) -> tuple[list[RowResult], dict[Sequence, int]]:
+        """Of each draft tree the row that is right longest, the trunk's among equals.
+
+        The trunk goes on with that row's table and the others are rolled back. Also the drafts of
+        each trunk's paths together.
+        """
+        best: dict[Sequence, RowResult] = {}
+        trunks = {path.trunk: 0 for path in step.paths if path.trunk is not None}
+        for row in rows:
+            seq = step.rows[row.row][0]
+            trunk = seq.trunk or seq
+            if trunk in trunks:
+                trunks[trunk] += step.plan.rows[row.row].num_drafts
+            if trunk not in best or row.num_verified > best[trunk].num_verified:
+                best[trunk] = row
+        for trunk, row in best.items():
+            path = step.rows[row.row][0]
+            if path is not trunk and trunk.kv is not None:
+                self._scheduler.paths.adopt(path)
+                self.drafts.paths_kept += 1
+        self._scheduler.paths.drop(step.paths)
+        self.drafts.trees += len(trunks)
+        self.drafts.paths += len(step.paths)
+        return list(best.values()), trunks
 
     def _keep_drafts(self, seq: Sequence, output: BranchOutput, proposals: tuple[int, ...]) -> None:
         """Commit all that was appended but the last token; the other slots go back at once.
@@ -103,7 +136,6 @@ class TokenCommitter:
         assert seq.guess is not None, "a sequence without a guess has no drafts"
         seq.guess.drafts += proposals
         self._kv.commit(seq.kv, seq.token_ids, len(output.token_ids))
-        self.drafts.count(output.num_drafts, output.num_accepted)
 
     def _fork(self, parent: Sequence) -> list[Sequence]:
         """The parent and its spare branches, which now share the parent's blocks."""

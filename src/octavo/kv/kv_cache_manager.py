@@ -75,6 +75,19 @@ class KVCacheManager(KVState):
             self.pools[group].close(table.owner, blocks)
         del self.sequences[seq]
 
+    def adopt(self, seq: SequenceKV, path: SequenceKV) -> None:
+        """``path``, forked from ``seq`` for a step that both are in, takes its place.
+
+        What ``seq`` had reserved by itself goes back; what it is promised and has published stays.
+        """
+        assert path.num_computed == seq.num_computed, "I4: a path that was forked elsewhere"
+        seq.tables, path.tables = path.tables, seq.tables
+        seq.num_reserved = path.num_reserved
+        seq.writable_until = path.writable_until
+        self.release(path)
+        # No promise need be shed: the path took at least the one block that may now drain.
+        self.promises.refresh(seq)
+
     def private_part(self, seq: SequenceKV) -> tuple[int, int]:
         """What releasing ``seq`` gives and costs: (blocks only it holds, tokens from there on).
 

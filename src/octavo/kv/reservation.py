@@ -147,6 +147,15 @@ class StepReservation:
             self._extended.append((seq, end + num_tokens))
         return num_tokens
 
+    def grow_path(self, path: SequenceKV, num_tokens: int) -> bool:
+        """Add ``num_tokens`` provisional slots to a fork that lives for this step alone.
+
+        As with ``extend``, nothing that anybody was promised may be taken. A copied tail counts.
+        """
+        size = self._kv.block_size
+        need = -(-(path.num_computed + num_tokens) // size) - path.num_computed // size
+        return all(need <= free for free in self.slack()) and self.grow(path, num_tokens)
+
     def slack(self) -> list[int]:
         """Blocks per group that are neither needed by these rows nor promised to anybody."""
         totals = self._kv.promises.totals

@@ -2,6 +2,7 @@
 
     tokens   … the quick fox … over the quick →         ngram: after the latest "over the quick"
                    └──────────── drafts: fox …           suffix: after the place that shares most
+                                                         tree: after every place, most first
 
 A pure function of the tokens. The index is a hash table of n-gram ends with chains, 4 bytes per
 token and 4 per bucket; a token costs one insertion, a proposal a bounded walk. Hits are compared
@@ -17,6 +18,7 @@ NGRAM = 3
 _MAX_BUCKETS = 1 << 15
 _MAX_CANDIDATES = 8
 _MAX_MATCH = 32
+MAX_PATHS = 4
 
 
 class Lookup:
@@ -47,6 +49,24 @@ class Lookup:
             if shared > longest:
                 best, longest = place, shared
         return _continuation(tokens, best, min(limit, 2 * longest)) if longest else []
+
+    def tree(self, tokens: Sequence[int], limit: int) -> list[list[int]]:
+        """What followed the places that share most: paths, the first as by ``suffix``.
+
+        At most ``MAX_PATHS``, of which none is the beginning of another.
+        """
+        found = [
+            (_shared_suffix(tokens, place), place)
+            for place in self._places(tokens, _MAX_CANDIDATES)
+        ]
+        paths: list[list[int]] = []
+        for shared, place in sorted(found, key=_by_shared):
+            path = _continuation(tokens, place, min(limit, 2 * shared))
+            if all(shared_prefix(path, other) < min(len(path), len(other)) for other in paths):
+                paths.append(path)
+            if len(paths) == MAX_PATHS:
+                break
+        return paths
 
     def _places(self, tokens: Sequence[int], most: int = 1) -> list[int]:
         """Indices of earlier ends of the last n-gram, latest first, at most ``most``."""
@@ -86,6 +106,20 @@ def _shared_suffix(tokens: Sequence[int], place: int) -> int:
     """How many tokens up to ``place`` equal those up to the end."""
     shared = 0
     while shared <= place and shared < _MAX_MATCH and tokens[place - shared] == tokens[-1 - shared]:
+        shared += 1
+    return shared
+
+
+def _by_shared(found: tuple[int, int]) -> int:
+    return -found[0]
+
+
+def shared_prefix(path: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two paths begin with in common."""
+    shared = 0
+    for mine, theirs in zip(path, other, strict=False):
+        if mine != theirs:
+            break
         shared += 1
     return shared
 

@@ -3,7 +3,8 @@
     1. running sequences with one token to compute (decodes), oldest first
     2. running sequences with more (prompt chunks, recomputation), oldest first, chunked
     3. waiting sequences, in their turn (``fair_queue``), while budget, seats and blocks last
-    4. draft tokens behind decodes, out of what budget and blocks are left
+    4. draft tokens behind decodes, out of what budget and blocks are left; then other paths of
+       the same drafts, out of what seats are left too
 
 If a running sequence does not get its blocks, another that would lose least work is preempted
 and the plan starts over; a plan that preempted admits nobody. All arithmetic is done first, then
@@ -24,6 +25,7 @@ from octavo.core.step import BlockCopy, GrammarMask, RowPlan, SlotState, StepPla
 from octavo.kv import KVCacheManager, PrefixHit, SequenceKV, StepReservation
 from octavo.scheduler.admission import admission_policy
 from octavo.scheduler.beam_search import BeamSearch, shared_tokens
+from octavo.scheduler.draft_paths import DraftPaths
 from octavo.scheduler.fair_queue import FairQueue
 from octavo.scheduler.masks import grammar_masks
 from octavo.scheduler.sequence import Order, RequestState, Sequence, Status
@@ -33,10 +35,14 @@ from octavo.scheduler.speculation import Speculation
 
 @dataclass(slots=True)
 class ScheduledStep:
-    """A plan, and the sequence and number of tokens behind each of its rows, drafts not counted."""
+    """A plan, and the sequence and number of tokens behind each of its rows, drafts not counted.
+
+    ``paths`` are those of the sequences that were forked for this step and end with it.
+    """
 
     plan: StepPlan
     rows: list[tuple[Sequence, int]]
+    paths: list[Sequence] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -50,6 +56,7 @@ class _Draft:
     admitted: list[tuple[Sequence, PrefixHit | None]] = field(default_factory=list)
     decodes: list[Sequence] = field(default_factory=list)
     drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
+    paths: list[Sequence] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +93,7 @@ class Scheduler:
         self._slots = SlotTable(config.max_num_seqs)
         self._refusal: _Refusal | None = None
         self.speculation = Speculation(config.speculate, config.num_draft_tokens)
+        self.paths = DraftPaths(kv, self._slots)
 
     # -- membership --------------------------------------------------------------------------
 
@@ -177,10 +185,7 @@ class Scheduler:
         if not draft.rows:
             return None
         if self.speculation.propose is not None and draft.decodes:
-            used = self.token_budget - draft.budget
-            draft.drafts = self.speculation.drafts(
-                draft.decodes, draft.reservation, num_tokens=used, budget=draft.budget
-            )
+            self._speculate(draft)
         copies = draft.reservation.seal()
         if copies is None:
             self.counters.refused_reservations += 1
@@ -188,6 +193,21 @@ class Scheduler:
             return None
         self._enter(draft)
         return self._build(step_id, draft, copies)
+
+    def _speculate(self, draft: _Draft) -> None:
+        """Put drafts behind decodes; whatever is verified beside them gets rows of its own."""
+        draft.drafts, detours = self.speculation.drafts(
+            draft.decodes,
+            draft.reservation,
+            num_tokens=self.token_budget - draft.budget,
+            budget=draft.budget,
+            seats=self.config.max_num_seqs - len(self.running) - len(draft.admitted),
+        )
+        if detours:
+            paths = self.paths.fork(detours, draft.reservation)
+            draft.paths += paths
+            draft.rows += [(path, 1) for path in paths]
+            draft.drafts |= paths
 
     def _draft(self) -> _Draft:
         may_admit = True
@@ -354,6 +374,7 @@ class Scheduler:
 
     def _withdraw(self, draft: _Draft) -> None:
         """The reservation was refused: whoever was to be admitted keeps waiting."""
+        self.paths.drop(draft.paths)
         for seq, hit in draft.admitted:
             if hit is not None:
                 self._kv.unpin(hit)
@@ -414,7 +435,7 @@ class Scheduler:
             copies=tuple(copies),
             grammar_masks=tuple(masks),
         )
-        return ScheduledStep(plan, draft.rows)
+        return ScheduledStep(plan, draft.rows, draft.paths)
 
     def _table_updates(self, kv: SequenceKV) -> tuple[TableUpdate, ...]:
         updates: tuple[TableUpdate, ...] = ()

@@ -104,7 +104,8 @@ class Sequence:
     tokens were computed once already, before a preemption. ``grammar`` stands after its last token.
     ``guess`` is what speculation knows of it. A stem is what several beams of a search share:
     nothing is sampled at its end, where it is forked into them. ``max_output`` is the most tokens
-    that it may have: of a probe, its label's.
+    that it may have: of a probe, its label's. A draft path is forked from its ``trunk`` for one
+    step, to verify other drafts; no request knows of it.
     """
 
     __slots__ = (
@@ -122,6 +123,7 @@ class Sequence:
         "state",
         "status",
         "token_ids",
+        "trunk",
     )
 
     def __init__(
@@ -141,6 +143,7 @@ class Sequence:
         self.guess: Guess | None = None
         self.kv: SequenceKV | None = None
         self.grammar: GrammarState | None = None
+        self.trunk: Sequence | None = None
         self.slot = -1
         self.status = Status.NEW
 

@@ -3,7 +3,7 @@
 Nothing here is imported by the product.
 """
 
-from octavo.testing.clairvoyant import clairvoyant
+from octavo.testing.clairvoyant import clairvoyant, clairvoyant_tree
 from octavo.testing.engine_driver import EngineDriver, make_request
 from octavo.testing.fake_runner import FakeRunner, FakeRunnerError, make_info, run_alone
 from octavo.testing.journal import JournalEntry, SimulationError
@@ -17,6 +17,7 @@ __all__ = [
     "PagedOracle",
     "SimulationError",
     "clairvoyant",
+    "clairvoyant_tree",
     "make_info",
     "make_request",
     "run_alone",

@@ -24,3 +24,29 @@ def clairvoyant(
         return foresee(state, info, seq.token_ids, limit=limit, wrong=first_wrong())
 
     return propose
+
+
+def clairvoyant_tree(
+    info: RunnerInfo, first_wrong: Callable[[], int], *, num_paths: int = 3
+) -> Callable[[Guess, Sequence, int], list[int]]:
+    """As ``clairvoyant``, but each of ``num_paths`` paths has a wrong draft of its own.
+
+    It claims that paths beside the first are nearly always right where that one is wrong. With
+    ``step_tokens`` high enough all of them are verified.
+    """
+
+    def propose(guess: Guess, seq: Sequence, limit: int) -> list[int]:
+        guess.chance, guess.detour = 3 * SURE // 4, SURE - 1
+        state = seq.slot_state()
+        right = foresee(state, info, seq.token_ids, limit=limit, wrong=limit)
+        paths: list[list[int]] = []
+        for number in range(num_paths):
+            path, wrong = list(right), first_wrong()
+            if wrong < limit:
+                path[wrong] = (path[wrong] + 1 + number) % info.vocab_size
+            if path not in paths:
+                paths.append(path)
+        guess.others = paths[1:]
+        return paths[0]
+
+    return propose

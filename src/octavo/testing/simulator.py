@@ -32,7 +32,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.engine import EngineCore
 from octavo.kv.block_pool import BlockPool
 from octavo.kv.prefix_index import Node
-from octavo.testing.clairvoyant import clairvoyant
+from octavo.testing.clairvoyant import clairvoyant, clairvoyant_tree
 from octavo.testing.fake_runner import FakeRunner, make_info
 from octavo.testing.journal import JournalEntry, SimulationError
 from octavo.testing.recount import recount
@@ -78,7 +78,7 @@ def draw_scenario(rng: Random) -> Scenario:
         max_num_seqs=rng.choice([6, 8, 16]),
         max_waiting=rng.choice([6, 64]),
         policy=rng.choice(["reserve", "estimate", "optimistic", "optimistic"]),
-        speculate=rng.choice(["off", "ngram", "suffix", "draft:runner"]),
+        speculate=rng.choice(["off", "ngram", "suffix", "tree", "draft:runner"]),
         num_draft_tokens=rng.choice([1, 3, 7]),
         check_every_n_steps=1,
     )
@@ -141,9 +141,12 @@ class Episode:
             pool.allocate = flaky  # type: ignore[method-assign]
         # What the fake runner says never repeats itself: these drafts are right for a while.
         self.runner.first_wrong = partial(self.rng.randrange, 6)
+        speculation = self.core.scheduler.speculation
         if self.scenario.scheduler.speculate == "ngram":
-            propose = clairvoyant(self.scenario.info, self.runner.first_wrong)
-            self.core.scheduler.speculation.propose = propose
+            speculation.propose = clairvoyant(self.scenario.info, self.runner.first_wrong)
+        if self.scenario.scheduler.speculate == "tree":
+            speculation.propose = clairvoyant_tree(self.scenario.info, self.runner.first_wrong)
+            speculation.step_tokens = 1000
         self.leases.clear()
 
     # -- the run -----------------------------------------------------------------------------
@@ -238,7 +241,7 @@ class Episode:
             raise SimulationError("a reserving policy preempted for want of blocks")
         for name in ("preemptions", "forks", "cow_copies", "partial_hits", "prefix_hit_tokens",
                      "evicted_blocks", "promises_shed", "twin_waits", "mixed_steps",
-                     "draft_tokens", "draft_tokens_accepted",
+                     "draft_tokens", "draft_tokens_accepted", "draft_paths", "draft_paths_kept",
                      "beam_steps", "beam_splits"):  # fmt: skip
             self.events[name] += counters[name]
 
