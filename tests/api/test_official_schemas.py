@@ -68,6 +68,10 @@ def anthropic_schemas() -> Schemas:
     return Schemas("anthropic")
 
 
+THINKS = {"structured_outputs": {"choice": ["<think>\nHm. So.\n</think>\n\nHello."]}}
+CALLS = {"tools": [{"name": "f", "input_schema": {"enum": [{}]}}], "tool_choice": {"type": "any"}}
+
+
 def events(text: str) -> list[Any]:
     lines = [line[6:] for line in text.splitlines() if line.startswith("data: {")]
     return [json.loads(line) for line in lines]
@@ -114,9 +118,10 @@ def test_responses(play: Any, openai_schemas: Schemas) -> None:
 
 def test_messages(play: Any, anthropic_schemas: Schemas) -> None:
     async def test(here: Served) -> None:
-        anthropic_schemas.check("Message", (await here.messages()).json())
-        for event in events((await here.messages(stream=True)).text):
-            anthropic_schemas.check("MessageStreamEvent", event)
+        for options in ({}, {**THINKS, "max_tokens": 40}, {**CALLS, "max_tokens": 60}):
+            anthropic_schemas.check("Message", (await here.messages(**options)).json())
+            for event in events((await here.messages(stream=True, **options)).text):
+                anthropic_schemas.check("MessageStreamEvent", event)
         count = await here.ask(Endpoint.COUNT_TOKENS)
         anthropic_schemas.check("CountMessageTokensResponse", count.json())
         refused = await here.messages(max_tokens=0)

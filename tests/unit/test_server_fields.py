@@ -23,7 +23,7 @@ SAMPLES: dict[str, Any] = {
     "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.2,
     "text": {"format": FORMAT}, "output_config": {"format": FORMAT}, "tokens": [5, 6],
     "add_special_tokens": False, "truncate_prompt_tokens": 4,
-    "return_token_ids": True, "cache_salt": "mine",
+    "thinking": {"type": "adaptive"}, "return_token_ids": True, "cache_salt": "mine",
     "continue_final_message": False, "add_generation_prompt": False, "chat_template_kwargs": {},
     "logit_bias": {"5": -100}, "min_tokens": 2, "ignore_eos": True,
     "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none",
@@ -35,6 +35,11 @@ SAMPLES: dict[str, Any] = {
     "best_of": 2, "use_beam_search": True, "length_penalty": 2, "early_stopping": "never",
     "store": False, "background": True, "include": [LOGPROBS_INCLUDE], "metadata": {"a": "b"},
 }  # fmt: skip
+# Where tools are spelled otherwise.
+OF_TOOLS: dict[Endpoint, dict[str, Any]] = {
+    endpoint: {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "none"}}
+    for endpoint in (Endpoint.MESSAGES, Endpoint.COUNT_TOKENS)
+}
 # What a field needs beside it.
 EXTRA: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True},
@@ -53,6 +58,8 @@ ROWS = [
 def sample_of(field: Field, endpoint: Endpoint) -> Any:
     if field.name == "logprobs":
         return 2 if endpoint is Endpoint.COMPLETIONS else True
+    if field.name in ("tools", "tool_choice") and endpoint in OF_TOOLS:
+        return OF_TOOLS[endpoint][field.name]
     return SAMPLES[field.name]
 
 

@@ -154,6 +154,138 @@ def test_the_assistants_last_message_is_continued(play: Any) -> None:
     play(test)
 
 
+SCHEMA = {
+    "type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"],
+    "additionalProperties": False,
+}  # fmt: skip
+WEATHER = {"name": "weather", "description": "Of a city.", "input_schema": SCHEMA}
+CALLS = {"tools": [WEATHER], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+THINKS = {"structured_outputs": {"choice": ["<think>\nHm. So.\n</think>\n\nHello."]}}
+
+
+def replayed(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The content that a client gathers from events, which must stand in the protocol's order."""
+    blocks: list[dict[str, Any]] = []
+    is_open = False
+    for event in found:
+        kind = event["type"]
+        if kind == "content_block_start":
+            assert not is_open
+            assert event["index"] == len(blocks)
+            blocks.append({**event["content_block"], "partial_json": ""})
+            is_open = True
+        elif kind == "content_block_delta":
+            assert event["index"] == len(blocks) - 1
+            assert is_open
+            delta = event["delta"]
+            key = {
+                "text_delta": "text", "thinking_delta": "thinking",
+                "input_json_delta": "partial_json",
+            }[delta["type"]]  # fmt: skip
+            blocks[-1][key] += delta[key]
+        elif kind == "content_block_stop":
+            assert (event["index"], is_open) == (len(blocks) - 1, True)
+            is_open = False
+    assert not is_open
+    for block in blocks:
+        arguments = block.pop("partial_json")
+        if block["type"] == "tool_use":
+            block["input"] = json.loads(arguments)
+    return blocks
+
+
+def without_ids(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in block.items() if key != "id"} for block in blocks]
+
+
+def test_thinking_is_a_block_of_its_own(play: Any) -> None:
+    async def test(here: Served) -> None:
+        whole = (await here.messages(**THINKS, max_tokens=40)).json()
+        assert whole["content"] == [
+            {"type": "thinking", "thinking": "Hm. So.", "signature": ""},
+            {"type": "text", "text": "Hello.", "citations": None},
+        ]
+        assert whole["stop_reason"] == "end_turn"
+        thinking = whole["usage"]["output_tokens_details"]["thinking_tokens"]
+        assert 5 < thinking < whole["usage"]["output_tokens"]
+        found = events(await here.messages(**THINKS, max_tokens=40, stream=True))
+        assert replayed(found) == whole["content"]
+        assert found[-2]["usage"]["output_tokens_details"]["thinking_tokens"] == thinking
+        cut = (await here.messages(**THINKS, max_tokens=3)).json()
+        assert [block["type"] for block in cut["content"]] in ([], ["thinking"], ["text"])
+
+    play(test)
+
+
+def test_a_call_is_a_block_of_its_own(play: Any) -> None:
+    async def test(here: Served) -> None:
+        whole = (await here.messages(**CALLS, max_tokens=60)).json()
+        (block,) = whole["content"]
+        assert block["type"] == "tool_use"
+        assert block["name"] == "weather"
+        assert block["input"]["city"] in ("Oslo", "Rome")
+        assert whole["stop_reason"] == "tool_use"
+        found = events(await here.messages(**CALLS, max_tokens=60, stream=True))
+        assert without_ids(replayed(found)) == without_ids(whole["content"])
+        kinds = [event["delta"]["type"] for event in found if event["type"].endswith("block_delta")]
+        assert set(kinds) == {"input_json_delta"}
+        assert found[-2]["delta"]["stop_reason"] == "tool_use"
+        cut = (await here.messages(**CALLS, max_tokens=12)).json()
+        assert cut["stop_reason"] == "max_tokens"
+        none = await here.messages(**{**CALLS, "tool_choice": {"type": "none"}})
+        assert none.json()["content"] == (await here.messages()).json()["content"]
+
+    play(test)
+
+
+def test_calls_and_their_results_are_those_of_a_chat(play: Any) -> None:
+    async def test(here: Served) -> None:
+        told = {"type": "tool_result", "tool_use_id": "t1", "content": "Rain."}
+        failed = {
+            "type": "tool_result", "tool_use_id": "t2", "is_error": True,
+            "content": [{"type": "text", "text": "No"}, {"type": "text", "text": "city."}],
+        }  # fmt: skip
+        asked = [
+            {"type": "thinking", "thinking": "Hm.", "signature": ""},
+            {"type": "text", "text": "Let me see."},
+            {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Oslo"}},
+            {"type": "tool_use", "id": "t2", "name": "weather", "input": {}},
+        ]
+        talk = [
+            *HELLO, {"role": "assistant", "content": asked},
+            {"role": "user", "content": [told, failed, TEXT]},
+        ]  # fmt: skip
+        calls = [
+            {"id": block["id"], "type": "function",
+             "function": {"name": "weather", "arguments": json.dumps(block["input"])}}
+            for block in asked[2:]
+        ]  # fmt: skip
+        chat = [
+            *HELLO,
+            {"role": "assistant", "content": "Let me see.", "reasoning_content": "Hm.",
+             "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "t1", "content": "Rain."},
+            {"role": "tool", "tool_call_id": "t2", "content": "Error: No\ncity."},
+            {"role": "user", "content": "x"},
+        ]  # fmt: skip
+        function = {"name": "weather", "description": "Of a city.", "parameters": SCHEMA}
+        tools = [{"type": "function", "function": function}]
+        theirs = (await here.chat(messages=chat, tools=tools, max_tokens=9)).json()
+        ours = (await here.messages(messages=talk, tools=[WEATHER], max_tokens=9)).json()
+        assert ours["content"][0]["text"] == theirs["choices"][0]["message"]["content"]
+        counted = await here.ask(Endpoint.COUNT_TOKENS, messages=talk, tools=[WEATHER])
+        assert counted.json()["input_tokens"] == theirs["usage"]["prompt_tokens"]
+        empty = {"type": "tool_result", "tool_use_id": "t1"}
+        talk[-1] = {"role": "user", "content": [empty]}
+        assert (await here.messages(messages=talk, thinking={"type": "adaptive"})).is_success
+
+    play(test)
+
+
+def said(role: str, **block: Any) -> dict[str, Any]:
+    return {"messages": [*HELLO, {"role": role, "content": [block]}]}
+
+
 TEXT = {"type": "text", "text": "x"}
 
 
@@ -173,13 +305,25 @@ TEXT = {"type": "text", "text": "x"}
         ({"messages": [{"role": [], "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-         "messages[0].content[0] must be a text block"),
+         "messages[0].content[0] must be a block of type text or tool_result"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]},
          "messages[0].content[0].text"),
         ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages[0].name"),
         ({"messages": [{"role": "user", "content": [{**TEXT, "citations": [1]}]}]},
          "messages[0].content[0].citations"),
         ({"system": 5}, "system must be"),
+        (said("user", type="tool_use"), "messages[1].content[0] must be a block of type text or"),
+        (said("assistant", type="redacted_thinking"), "must be a block of type text or thinking"),
+        (said("assistant", type="thinking"), "messages[1].content[0].thinking"),
+        (said("assistant", type="tool_use", id="t", name="f"), "messages[1].content[0].input"),
+        (said("assistant", type="tool_use", id="t", name="f", input={}), "the last message calls"),
+        (said("assistant", type="tool_use", id="", name="f", input={}), "the last message calls"),
+        (said("user", type="tool_result"), "messages[1].content[0].tool_use_id"),
+        (said("user", type="tool_result", tool_use_id="t", content=[{"type": "image"}]),
+         "messages[1].content[0].content[0] must be a block of type text"),
+        (said("user", type="tool_result", tool_use_id="t", is_error=1), "is_error"),
+        ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools[0].type"),
+        ({"thinking": {"type": "on"}}, "thinking.type"),
         ({"system": [{"type": "text", "text": 5}]}, "system[0].text"),
         ({"messages": [{"role": "user", "content": "word " * 2000}]}, "the model's context"),
     ],

@@ -166,8 +166,9 @@ FIELDS = (
     _honoured("stream_options", "include_usage"),
     _honoured(
         "messages",
-        "roles user, assistant, system; content a text or text blocks, which are joined by line "
-        "ends; a last message of the assistant is continued",
+        "roles user, assistant, system; content a text or blocks: text, joined by line ends; of a "
+        "user also tool_result; of the assistant also thinking and tool_use; a last message of the "
+        "assistant is continued",
         ANTHROPIC,
     ),
     _honoured(
@@ -230,19 +231,34 @@ FIELDS = (
         TEMPLATE,
     ),
     _honoured("parallel_tool_calls", "false: at most one call; later ones stay text", TEMPLATE),
-    _refused("tools", _TOOLS, ANTHROPIC | INPUT, neutral=([],)),
-    _refused("tool_choice", _TOOLS, INPUT, neutral=("none", "auto")),
-    _refused("tool_choice", _TOOLS, ANTHROPIC, neutral=({"type": "none"},)),
-    _refused("mcp_servers", _TOOLS, ANTHROPIC, neutral=([],)),
-    _refused("container", _TOOLS, ANTHROPIC),
-    _refused(
-        "thinking",
-        "reasoning control is not supported",
+    _honoured(
+        "tools",
+        "at most 128 functions: name, description, input_schema; tools that Anthropic runs or "
+        "defines are refused; else as in chat",
         ANTHROPIC,
-        neutral=({"type": "disabled"},),
     ),
-    _honoured("output_config", "format: json_schema with a schema, which binds the text", MESSAGES),
-    _ignored("output_config", "changes no prompt", ANTHROPIC - MESSAGES),
+    _honoured(
+        "tool_choice",
+        "type none (the model is told of no function), auto, any, or tool with a name, which binds "
+        "the answer; disable_parallel_tool_use: later calls stay text",
+        ANTHROPIC,
+    ),
+    _refused("tools", _TOOLS, INPUT, neutral=([],)),
+    _refused("tool_choice", _TOOLS, INPUT, neutral=("none", "auto")),
+    _refused("mcp_servers", "servers of tools are not called here", ANTHROPIC, neutral=([],)),
+    _refused("container", "nothing is run here", ANTHROPIC),
+    _honoured(
+        "thinking",
+        "type enabled, adaptive or disabled: sets enable_thinking and thinking of the model's "
+        "template, which may read them; where it reads none, and for budget_tokens and display, "
+        "it is ignored, and named so",
+        ANTHROPIC,
+    ),
+    _honoured(
+        "output_config",
+        "format: json_schema with a schema, which binds the text; effort: see thinking",
+        ANTHROPIC,
+    ),
     _refused("context_management", "nothing is edited out of a prompt", ANTHROPIC, neutral=({},)),
     _refused("functions", "use tools", CHAT, neutral=([],)),
     _refused("function_call", "use tool_choice", CHAT, neutral=("none",)),

@@ -10,6 +10,8 @@ from octavo.errors import InvalidRequestError
 from octavo.server.typed_body import TypedBody, shown_name
 
 _SCHEMA_KEYS = {"type", "name", "schema", "strict", "description"}
+# What stands beside a format, and is read elsewhere or asks for nothing.
+_BESIDE_FORMAT = {"text": {"verbosity"}, "output_config": {"effort"}}
 _ANY_OBJECT = '{"type":"object"}'
 # Name in structured_outputs → kind of grammar.
 _KINDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "lark"}
@@ -70,7 +72,10 @@ def _response_format(value: Mapping[str, object]) -> Grammar | None:
 
 def _flat_format(value: Mapping[str, object], field: str) -> Grammar | None:
     """The form of the newer protocols: the schema stands beside the type, under ``format``."""
-    _only(value, {"format"}, field)
+    _only(value, {"format"} | _BESIDE_FORMAT[field], field)
+    if value.get("verbosity") not in (None, "medium"):
+        param = f"{field}.verbosity"
+        raise InvalidRequestError(f"{param} is not supported, but for medium", param=param)
     form, field = value.get("format"), f"{field}.format"
     if form is None:
         return None
