@@ -69,6 +69,10 @@ def anthropic_schemas() -> Schemas:
 
 
 THINKS = {"structured_outputs": {"choice": ["<think>\nHm. So.\n</think>\n\nHello."]}}
+FUNCTION = {
+    "type": "function", "name": "f", "description": "d", "strict": True,
+    "parameters": {"enum": [{}]},
+}  # fmt: skip
 CALLS = {"tools": [{"name": "f", "input_schema": {"enum": [{}]}}], "tool_choice": {"type": "any"}}
 
 
@@ -106,10 +110,15 @@ def test_chat_and_completions(play: Any, openai_schemas: Schemas) -> None:
 def test_responses(play: Any, openai_schemas: Schemas) -> None:
     async def test(here: Served) -> None:
         logprobs = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
-        for options in ({}, logprobs, {"background": True}, {"input": HELLO}):
-            openai_schemas.check("Response", undisputed((await here.respond(**options)).json()))
-        for event in events((await here.respond(stream=True, **logprobs)).text):
-            openai_schemas.check("ResponseStreamEvent", undisputed(event))
+        calls = {"tools": [FUNCTION], "tool_choice": "required", "max_output_tokens": 60}
+        thinks = {**THINKS, "max_output_tokens": 40, "reasoning": {"effort": "low"}}
+        for options in ({}, logprobs, {"background": True}, {"input": HELLO}, calls, thinks):
+            body = (await here.respond(**options)).json()
+            openai_schemas.check("Response", undisputed(body))
+            for event in events((await here.respond(**options, stream=True)).text):
+                openai_schemas.check("ResponseStreamEvent", undisputed(event))
+            items = await here.http.get(f"/v1/responses/{body['id']}/input_items")
+            openai_schemas.check("ResponseItemList", items.json())
         while here.client.num_active:
             await here.settle()
 

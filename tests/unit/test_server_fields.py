@@ -28,6 +28,7 @@ SAMPLES: dict[str, Any] = {
     "logit_bias": {"5": -100}, "min_tokens": 2, "ignore_eos": True,
     "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none",
     "parallel_tool_calls": False, "reasoning_effort": "low",
+    "reasoning": {"effort": "low"},
     "response_format": {"type": "json_object"}, "structured_outputs": {"choice": ["a", "b"]},
     "echo": True, "stream": True, "priority": 1, "timeout": 60,
     "stream_options": {"include_usage": True}, "top_logprobs": 2, "input": HELLO,
@@ -39,6 +40,9 @@ SAMPLES: dict[str, Any] = {
 OF_TOOLS: dict[Endpoint, dict[str, Any]] = {
     endpoint: {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "none"}}
     for endpoint in (Endpoint.MESSAGES, Endpoint.COUNT_TOKENS)
+} | {
+    endpoint: {"tools": [{"type": "function", "name": "f"}], "tool_choice": "none"}
+    for endpoint in (Endpoint.RESPONSES, Endpoint.INPUT_TOKENS)
 }
 # What a field needs beside it.
 EXTRA: dict[str, dict[str, Any]] = {
@@ -69,7 +73,7 @@ def test_the_field_table_is_true(play: Any, field: Field, endpoint: Endpoint) ->
         async def ask(**body: Any) -> Any:
             return await here.ask(endpoint, **body)
 
-        earlier = StoredResponse(owner=b"", body={"status": "completed"}, messages=HELLO)
+        earlier = StoredResponse(owner="default", body={"status": "completed"}, messages=HELLO)
         here.state.responses.put(PREVIOUS, earlier)
         if field.treatment is Treatment.REFUSED:
             refused = await ask(**{field.name: {"anything": 1}})

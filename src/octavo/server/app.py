@@ -22,6 +22,7 @@ from octavo.server.responses_api import (
     count_input_tokens,
     create_response,
     delete_response,
+    get_input_items,
     get_response,
 )
 from octavo.server.state import ServerState
@@ -81,6 +82,7 @@ def build_app(state: ServerState, *, allowed_hosts: Iterable[str] = ()) -> ASGIA
             post("/v1/responses", create_response),
             post("/v1/responses/input_tokens", count_input_tokens),
             post("/v1/responses/{response_id}/cancel", cancel_response),
+            get("/v1/responses/{response_id}/input_items", get_input_items),
             Route("/v1/responses/{response_id}", stored),
             get("/v1/models", _models),
             get("/v1/models/{name:path}", _model),

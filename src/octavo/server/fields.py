@@ -79,8 +79,6 @@ def _ignored(name: str, note: str, endpoints: frozenset[Endpoint] = BOTH) -> Fie
     return Field(name=name, treatment=Treatment.IGNORED, note=note, endpoints=endpoints)
 
 
-_TOOLS = "tools are not supported"
-
 FIELDS = (
     _honoured("model", "a served name; absent means the served model", ALL),
     _honoured(
@@ -185,18 +183,25 @@ FIELDS = (
     _honoured("stop_sequences", "a list of strings", MESSAGES),
     _honoured(
         "input",
-        "a text, or a list of messages with roles user, assistant, system, developer (means "
-        "system) and a text or text parts, which are joined by line ends",
+        "a text, or a list of items: messages with roles user, assistant, system, developer (means "
+        "system) and a text or text parts, which are joined by line ends; reasoning (its text), "
+        "function_call, function_call_output",
         INPUT,
     ),
     _honoured("instructions", "a system message before the input, of this response only", INPUT),
     _honoured("previous_response_id", "a stored response, whose conversation goes on", INPUT),
     _honoured("max_output_tokens", "limit on generated tokens, 1 or more", RESPONSES),
     _honoured("store", "false keeps nothing; else it is kept in memory, bounded", RESPONSES),
-    _honoured("background", "answer at once and make the response after; needs store", RESPONSES),
+    _honoured(
+        "background",
+        "answer at once and make the response after; needs store; with stream its events are kept "
+        "with it, to be read from any of them",
+        RESPONSES,
+    ),
     _honoured(
         "include",
-        "message.output_text.logprobs; reasoning.encrypted_content, of which there is none",
+        "message.output_text.logprobs (not with tools); reasoning.encrypted_content, of which "
+        "there is none",
         RESPONSES,
     ),
     _honoured("metadata", "at most 16 strings; repeated in the response", RESPONSES),
@@ -207,7 +212,12 @@ FIELDS = (
     ),
     _ignored("text", "changes no prompt", INPUT - RESPONSES),
     _refused("truncation", "nothing is cut from a prompt", INPUT, neutral=("disabled",)),
-    _refused("reasoning", "reasoning control is not supported", INPUT, neutral=({},)),
+    _honoured(
+        "reasoning",
+        "effort: as reasoning_effort in chat; summary is ignored, and named so: what is thought is "
+        "told in full",
+        INPUT,
+    ),
     _refused("conversation", "use previous_response_id", INPUT),
     _refused("prompt", "prompt templates are not kept here", RESPONSES),
     _refused("context_management", "nothing is edited out of a prompt", RESPONSES, neutral=([],)),
@@ -243,8 +253,18 @@ FIELDS = (
         "the answer; disable_parallel_tool_use: later calls stay text",
         ANTHROPIC,
     ),
-    _refused("tools", _TOOLS, INPUT, neutral=([],)),
-    _refused("tool_choice", _TOOLS, INPUT, neutral=("none", "auto")),
+    _honoured(
+        "tools",
+        "at most 128 functions, as in chat; tools that the protocol's hosts run are left out, and "
+        "named as ignored",
+        INPUT,
+    ),
+    _honoured(
+        "tool_choice",
+        "none, auto, required, or type function with a name, which binds the answer",
+        INPUT,
+    ),
+    _honoured("parallel_tool_calls", "false: at most one call; later ones stay text", INPUT),
     _refused("mcp_servers", "servers of tools are not called here", ANTHROPIC, neutral=([],)),
     _refused("container", "nothing is run here", ANTHROPIC),
     _honoured(
@@ -288,7 +308,7 @@ FIELDS = (
     _ignored("metadata", "free-form labels", BOTH | MESSAGES),
     _ignored("prompt_cache_retention", "prefixes are kept while there is room", CHAT | RESPONSES),
     _ignored("prompt_cache_options", "prefixes are cached without them", CHAT | RESPONSES),
-    _ignored("max_tool_calls", "means nothing without tools", RESPONSES),
+    _ignored("max_tool_calls", "counts calls of tools that hosts run; none is", RESPONSES),
     _ignored("cache_control", "prefixes are cached without it; in blocks too", ANTHROPIC),
     _ignored("inference_geo", "there is one place", ANTHROPIC),
     _ignored("speed", "there is one speed", ANTHROPIC),
@@ -298,7 +318,6 @@ FIELDS = (
     _ignored("safety_identifier", "names the end user", CHAT | RESPONSES),
     _ignored("prompt_cache_key", "a routing hint; prefixes are found without it", CHAT | RESPONSES),
     _ignored("service_tier", "there is one tier", CHAT | MESSAGES | RESPONSES),
-    _ignored("parallel_tool_calls", "means nothing without tools", INPUT),
 )
 
 _BY_ENDPOINT = {

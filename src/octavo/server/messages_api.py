@@ -11,7 +11,6 @@ the answer then ends there, with the stop reason ``model_context_window_exceeded
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -21,7 +20,7 @@ from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequestError, OctavoError
 from octavo.frontend import BranchDelta, RequestOutput, Usage
-from octavo.server.answer import Part, Parts
+from octavo.server.answer import Part, Parts, json_object
 from octavo.server.call import Call, answer, read_call, read_values
 from octavo.server.conversation import settle
 from octavo.server.dialects import ANTHROPIC
@@ -212,7 +211,10 @@ _DELTAS = {
 
 
 def _block(part: Part) -> dict[str, object]:
-    """A part as a block. Nobody signs what this server's models think."""
+    """A part as a block. Nobody signs what this server's models think.
+
+    A call whose arguments are cut off, or no JSON, has none.
+    """
     if part.kind == "reasoning":
         return {"type": "thinking", "thinking": part.text, "signature": ""}
     if part.kind == "text":
@@ -221,18 +223,9 @@ def _block(part: Part) -> dict[str, object]:
         "type": "tool_use",
         "id": part.id,
         "name": part.name,
-        "input": _input(part.text),
+        "input": json_object(part.text) or {},
         "caller": {"type": "direct"},
     }
-
-
-def _input(arguments: str) -> dict[str, object]:
-    """A call's arguments; none where they are cut off, or no JSON."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def usage_object(usage: Usage) -> dict[str, object]:

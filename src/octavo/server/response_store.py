@@ -1,20 +1,22 @@
 """What ``/v1/responses`` remembers: answers and their conversations, in memory and bounded.
 
-An entry belongs to the key that made it; to every other key it does not exist. The oldest finished
-entries make room for new ones; those still running are few and stay.
+An entry belongs to the tenant that made it; to every other tenant it does not exist. The oldest
+finished entries make room for new ones; those still running are few and stay.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from starlette.types import Message
 
 from octavo.errors import OverloadedError, ResponseNotFoundError
 from octavo.server.replies import encode_json
+from octavo.text import Message as ChatMessage
+from octavo.text.messages import texts_of
 
 MAX_RESPONSES = 1024
 MAX_RESPONSES_BYTES = 32 << 20
@@ -27,16 +29,21 @@ RUNNING = frozenset({"queued", "in_progress"})
 class StoredResponse:
     """One answer. ``body`` is its object, ``messages`` the conversation up to and with it.
 
-    ``cancelled`` stops one that is made in the background; ``deleted`` ones are not stored again.
+    The first ``num_input`` messages are what it was made from. ``log`` are its events so far, where
+    they are kept; ``grown`` is set with each. ``cancelled`` stops one that is made in the
+    background; ``deleted`` ones are not stored again.
     """
 
-    owner: bytes
+    owner: str
     body: dict[str, object] = field(default_factory=dict)
-    messages: Sequence[Mapping[str, str]] = ()
+    messages: Sequence[ChatMessage] = ()
+    num_input: int = 0
+    log: list[bytes] | None = None
     background: bool = False
     deleted: bool = False
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    grown: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def running(self) -> bool:
@@ -46,8 +53,14 @@ class StoredResponse:
     @property
     def num_bytes(self) -> int:
         """What it is counted with."""
-        texts = sum(4 * len(message["content"]) for message in self.messages)
-        return texts + len(encode_json(self.body))
+        texts = 4 * sum(map(len, texts_of(list(self.messages))))
+        return texts + len(encode_json(self.body)) + sum(map(len, self.log or ()))
+
+    def tell(self, data: bytes) -> None:
+        """An event of the response, for whoever reads them."""
+        if self.log is not None:
+            self.log.append(data)
+            self.grown.set()
 
     async def until_cancelled(self) -> Message:
         """Stands for the client's connection, which a background answer does not have."""
@@ -71,7 +84,7 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, response_id: str, owner: bytes) -> StoredResponse:
+    def get(self, response_id: str, owner: str) -> StoredResponse:
         """An entry.
 
         Raises:
@@ -93,6 +106,7 @@ class ResponseStore:
         """
         if not entry.running:
             entry.ended.set()
+            entry.grown.set()
         if entry.deleted:
             return
         others = [one for key, one in self._entries.items() if one.running and key != response_id]
@@ -106,7 +120,7 @@ class ResponseStore:
         self.num_bytes += self._sizes[response_id]
         self._make_room()
 
-    def delete(self, response_id: str, owner: bytes) -> None:
+    def delete(self, response_id: str, owner: str) -> None:
         """Forget an entry; one that is being made is cancelled.
 
         Raises:

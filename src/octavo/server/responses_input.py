@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Final, cast
 
 from octavo.errors import InvalidRequestError, ResponseNotFoundError
+from octavo.server.answer import json_object
 from octavo.server.call import Call
-from octavo.server.conversation import Conversation
+from octavo.server.conversation import Conversation, settle
 from octavo.server.dialects import RESPONSES
 from octavo.server.engine_request import engine_request
 from octavo.server.fields import Endpoint, check_fields
 from octavo.server.prompts import check_message_count
+from octavo.server.reasoning_effort import effort_variables, read_effort
 from octavo.server.sampling_fields import LOGPROBS_INCLUDE, sampling_from_body
 from octavo.server.state import ServerState
+from octavo.server.tools import RESPONSES_TOOLS, read_tools
 from octavo.server.typed_body import TypedBody, shown_name
+from octavo.text import Message
 
 ROLES = ("user", "assistant", "system", "developer")
 MAX_METADATA = 16
-_TEXT_PARTS = ("input_text", "output_text", "text")
+_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
 # Of a message that this server or another gave: what it was called, not what it says.
 _LABELS = frozenset({"type", "role", "content", "id", "status", "phase"})
+_REASONING_LABELS = frozenset({"type", "id", "status", "summary", "content", "encrypted_content"})
+_CALL_LABELS = frozenset({"type", "id", "status", "call_id", "name", "arguments"})
+_RESULT_LABELS = frozenset({"type", "id", "status", "call_id", "output"})
 _PART_LABELS = frozenset({"type", "text", "annotations", "logprobs"})
 # What there is none of here: nothing to include, nothing lost.
 _EMPTY_INCLUDES = frozenset({"reasoning.encrypted_content"})
@@ -35,46 +43,63 @@ class ResponseCall(Call):
     """
 
     shown: dict[str, object] = field(default_factory=dict)
-    messages: Sequence[Mapping[str, str]] = ()
+    messages: Sequence[Message] = ()
     store: bool = True
     background: bool = False
 
 
-def parse_response(state: ServerState, values: dict[str, object], owner: bytes) -> ResponseCall:
+def parse_response(state: ServerState, values: dict[str, object], owner: str) -> ResponseCall:
     """Every check of a request, in order, ending with its token ids.
 
     Raises:
         OctavoError: naming the field.
     """
-    skipped: list[str] = []
-    ignored = check_fields(_without_unknown_tools(values, skipped), Endpoint.RESPONSES)
-    body = TypedBody(RESPONSES.own_names(values))
+    body, ignored = read_fields(values, Endpoint.RESPONSES)
     model = state.check_model(body.string("model"))
     stream, background = body.boolean("stream"), body.boolean("background")
     store = body.boolean_or("store", True)
-    if background and (stream or not store):
+    if background and not store:
         raise InvalidRequestError(
-            "background needs store: true and stream: false; poll the stored response",
-            param="background",
+            "background needs store: true; poll the stored response", param="background"
         )
     _check_includes(body)
     sampling = sampling_from_body(
         body, Endpoint.RESPONSES, defaults=state.defaults, vocab_size=state.tokenizer.vocab_size
     )
     conversation, messages = read_conversation(state, body, owner)
-    token_ids = conversation.encode(state.template())
+    if conversation.tools is not None and sampling.logprobs is not None:
+        raise InvalidRequestError(
+            f"{LOGPROBS_INCLUDE} cannot be combined with tools; leave one of them out",
+            param="include",
+        )
+    template = state.template()
+    token_ids = conversation.encode(template)
+    sampling, form = settle(sampling, conversation.answer_form(template, token_ids))
     request = engine_request(state, body, token_ids, sampling=sampling)
     return ResponseCall(
         requests=[request],
         model=model,
         stream=stream,
         include_usage=True,
-        ignored=ignored + skipped,
+        ignored=[*ignored, *conversation.ignored],
+        form=form,
         shown=_shown(body, request.sampling.temperature, request.sampling.top_p),
         messages=messages,
         store=store,
         background=background,
     )
+
+
+def read_fields(values: dict[str, object], endpoint: Endpoint) -> tuple[TypedBody, list[str]]:
+    """A body by our names, without what is skipped, and the names of what is ignored in it.
+
+    Raises:
+        InvalidRequestError: a field that is unknown or refused.
+    """
+    skipped: list[str] = []
+    values = _without_unknown_tools(values, skipped)
+    ignored = check_fields(values, endpoint)
+    return TypedBody(RESPONSES.own_names(values)), ignored + skipped
 
 
 def _without_unknown_tools(values: dict[str, object], skipped: list[str]) -> dict[str, object]:
@@ -105,8 +130,8 @@ def _check_includes(body: TypedBody) -> None:
 
 
 def read_conversation(
-    state: ServerState, body: TypedBody, owner: bytes
-) -> tuple[Conversation, list[Mapping[str, str]]]:
+    state: ServerState, body: TypedBody, owner: str
+) -> tuple[Conversation, list[Message]]:
     """The conversation to render, and the part of it that a next response continues.
 
     Raises:
@@ -116,12 +141,18 @@ def read_conversation(
     check_message_count(messages, "input")
     instructions = body.string("instructions")
     system = [{"role": "system", "content": instructions}] if instructions else []
-    return Conversation(messages=[dict(message) for message in (*system, *messages)]), messages
+    template = state.template()
+    variables, ignored = effort_variables(read_effort(body), template)
+    conversation = Conversation(
+        messages=[*system, *messages],
+        variables=variables,
+        tools=read_tools(body, template.tool_format, RESPONSES_TOOLS),
+        ignored=ignored,
+    )
+    return conversation, messages
 
 
-def _earlier(
-    state: ServerState, response_id: str | None, owner: bytes
-) -> Sequence[Mapping[str, str]]:
+def _earlier(state: ServerState, response_id: str | None, owner: str) -> Sequence[Message]:
     if response_id is None:
         return ()
     try:
@@ -136,24 +167,45 @@ def _earlier(
     return entry.messages
 
 
-def _input(body: TypedBody) -> list[Mapping[str, str]]:
+def _input(body: TypedBody) -> list[Message]:
     items = body.raw("messages")
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     if not isinstance(items, list) or not items:
         raise InvalidRequestError("input must be a text or a non-empty list", param="input")
-    return [_item(item, f"input[{i}]") for i, item in enumerate(items)]
+    found: list[Message] = []
+    for i, item in enumerate(items):
+        _add_item(found, item, f"input[{i}]")
+    return found
 
 
-def _item(item: object, where: str) -> Mapping[str, str]:
+def _add_item(found: list[Message], item: object, where: str) -> None:
+    """Add an item: what an assistant thinks, says and calls in a row is one message."""
     if not isinstance(item, Mapping):
         raise InvalidRequestError(f"{where} must be an object", param=where)
     kind = item.get("type", "message")
-    if kind != "message":
+    read = _ITEMS.get(kind) if isinstance(kind, str) else None
+    if read is None:
         shown = shown_name(kind) if isinstance(kind, str) else "?"
         raise InvalidRequestError(
-            f'{where}: items of type "{shown}" are not supported; messages are', param=where
+            f'{where}: items of type "{shown}" are not supported; {", ".join(_ITEMS)} are',
+            param=where,
         )
+    message = read(item, where)
+    last = found[-1] if found and found[-1]["role"] == "assistant" else None
+    if last is not None and kind == "function_call":
+        last.setdefault("tool_calls", []).extend(message["tool_calls"])
+    elif last is not None and message["role"] == "assistant" and _only_thinks(last):
+        last |= message
+    else:
+        found.append(message)
+
+
+def _only_thinks(message: Message) -> bool:
+    return not message["content"] and "tool_calls" not in message
+
+
+def _message(item: Mapping[str, Any], where: str) -> Message:
     role = item.get("role")
     if role not in ROLES:
         raise InvalidRequestError(
@@ -161,6 +213,49 @@ def _item(item: object, where: str) -> Mapping[str, str]:
         )
     _refuse_others(item, _LABELS, where)
     return {"role": role, "content": _content(item.get("content"), f"{where}.content")}
+
+
+def _reasoning(item: Mapping[str, Any], where: str) -> Message:
+    """What was thought, unless it is told in another way than its text."""
+    _refuse_others(item, _REASONING_LABELS, where)
+    content = item.get("content")
+    thought = _content(content, f"{where}.content") if content else ""
+    return {"role": "assistant", "content": "", "reasoning_content": thought}
+
+
+def _call(item: Mapping[str, Any], where: str) -> Message:
+    _refuse_others(item, _CALL_LABELS, where)
+    texts = {key: _string(item, key, where) for key in ("call_id", "name", "arguments")}
+    if json_object(texts["arguments"]) is None:
+        param = f"{where}.arguments"
+        raise InvalidRequestError(f"{param} must be a JSON object as a string", param=param)
+    function = {"name": texts["name"], "arguments": texts["arguments"]}
+    call = {"id": texts["call_id"], "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _result(item: Mapping[str, Any], where: str) -> Message:
+    _refuse_others(item, _RESULT_LABELS, where)
+    output = item.get("output")
+    text = "" if output == [] else _content(output, f"{where}.output")
+    return {"role": "tool", "tool_call_id": _string(item, "call_id", where), "content": text}
+
+
+def _string(item: Mapping[str, Any], key: str, where: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str) or not value:
+        raise InvalidRequestError(
+            f"{where}.{key} must be a non-empty string", param=f"{where}.{key}"
+        )
+    return value
+
+
+_ITEMS: Final[dict[str, Callable[[Mapping[str, Any], str], Message]]] = {
+    "message": _message,
+    "reasoning": _reasoning,
+    "function_call": _call,
+    "function_call_output": _result,
+}
 
 
 def _content(content: object, where: str) -> str:
@@ -205,9 +300,29 @@ def _shown(body: TypedBody, temperature: float, top_p: float) -> dict[str, objec
         "presence_penalty": body.number("presence_penalty") or 0.0,
         "frequency_penalty": body.number("frequency_penalty") or 0.0,
         "top_logprobs": body.integer("top_logprobs") or 0,
+        "tools": [_shown_tool(tool) for tool in cast("list[Any]", body.raw("tools") or [])],
+        "tool_choice": body.raw("tool_choice") or "auto",
+        "parallel_tool_calls": body.boolean_or("parallel_tool_calls", True),
+        "reasoning": _shown_reasoning(body.mapping("reasoning")),
         "safety_identifier": body.string("safety_identifier"),
         "prompt_cache_key": body.string("prompt_cache_key"),
     }
+
+
+def _shown_tool(tool: Mapping[str, Any]) -> dict[str, object]:
+    return {
+        "type": "function",
+        "name": tool["name"],
+        "description": tool.get("description"),
+        "parameters": tool.get("parameters"),
+        "strict": tool.get("strict"),
+    }
+
+
+def _shown_reasoning(reasoning: Mapping[str, object]) -> dict[str, object] | None:
+    if not reasoning:
+        return None
+    return {"effort": reasoning.get("effort"), "summary": None}
 
 
 def _metadata(body: TypedBody) -> dict[str, object]:
@@ -226,3 +341,42 @@ def _format(text: Mapping[str, object]) -> dict[str, object]:
     if given.get("type") != "json_schema":
         return given
     return {"name": "", "description": None, "strict": False, **given}
+
+
+# -- what was asked, as items ---------------------------------------------------------------------
+
+
+def input_items(messages: Sequence[Message], response_id: str) -> list[dict[str, Any]]:
+    """The items that messages came from; their ids are always the same ones."""
+    items = [item for message in messages for item in _items_of(message)]
+    stem = response_id.removeprefix("resp_")
+    for number, item in enumerate(items):
+        item["id"] = f"{_ID_PREFIXES[item['type']]}_{stem}_{number}"
+    return items
+
+
+_ID_PREFIXES = {
+    "message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"
+}  # fmt: skip
+
+
+def _items_of(message: Message) -> list[dict[str, Any]]:
+    role, text = message["role"], message["content"]
+    done = {"status": "completed"}
+    if role == "tool":
+        call_id = message["tool_call_id"]
+        return [{"type": "function_call_output", "call_id": call_id, "output": text, **done}]
+    found: list[dict[str, Any]] = []
+    if thought := message.get("reasoning_content"):
+        content = [{"type": "reasoning_text", "text": thought}]
+        found.append({"type": "reasoning", "summary": [], "content": content, **done})
+    calls = message.get("tool_calls", ())
+    if text or not (found or calls):
+        part: dict[str, Any] = {"type": "input_text", "text": text}
+        if role == "assistant":
+            part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        found.append({"type": "message", "role": role, "content": [part], **done})
+    for call in calls:
+        function = call["function"]
+        found.append({"type": "function_call", "call_id": call["id"], **function, **done})
+    return found
