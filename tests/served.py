@@ -24,6 +24,7 @@ from octavo.worker import token_table
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "Hello there."}]
+QUESTIONS = [{"question": " Is it dry?", "labels": [" yes", " no, it is not"]}]
 PATHS = {
     Endpoint.CHAT: CHAT,
     Endpoint.COMPLETIONS: COMPLETIONS,
@@ -34,6 +35,9 @@ PATHS = {
     Endpoint.TOKENIZE: "/tokenize",
     Endpoint.DETOKENIZE: "/detokenize",
     Endpoint.APPLY_TEMPLATE: "/apply-template",
+    Endpoint.EMBEDDINGS: "/v1/embeddings",
+    Endpoint.SCORE: "/v1/score",
+    Endpoint.SYSTEMONE: "/v1/systemone",
 }
 # The least that an endpoint takes.
 LEAST: dict[Endpoint, dict[str, Any]] = {
@@ -46,6 +50,9 @@ LEAST: dict[Endpoint, dict[str, Any]] = {
     Endpoint.TOKENIZE: {"messages": HELLO},
     Endpoint.DETOKENIZE: {"tokens": [1]},
     Endpoint.APPLY_TEMPLATE: {"messages": HELLO},
+    Endpoint.EMBEDDINGS: {"input": "Hello there."},
+    Endpoint.SCORE: {"text_1": "Hello there.", "text_2": "Good day."},
+    Endpoint.SYSTEMONE: {"state": "It rains.", "questions": QUESTIONS},
 }
 
 

@@ -9,16 +9,36 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from octavo.core.grammar import Grammar as Grammar
     from octavo.core.sampling_params import SamplingParams as SamplingParams
     from octavo.llm import LLM as LLM
+    from octavo.llm import AsyncLLM as AsyncLLM
+    from octavo.llm import ChatOptions as ChatOptions
     from octavo.llm import Completion as Completion
+    from octavo.llm import Embedding as Embedding
+    from octavo.llm import LabelScore as LabelScore
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Completion", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "ChatOptions",
+    "Completion",
+    "Embedding",
+    "Grammar",
+    "LabelScore",
+    "SamplingParams",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "octavo.llm",
+    "AsyncLLM": "octavo.llm",
+    "ChatOptions": "octavo.llm",
     "Completion": "octavo.llm",
+    "Embedding": "octavo.llm",
+    "LabelScore": "octavo.llm",
+    "Grammar": "octavo.core.grammar",
     "SamplingParams": "octavo.core.sampling_params",
 }
 

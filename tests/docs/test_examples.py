@@ -51,6 +51,24 @@ def test_parallel_sampling(smollm2_path: Path) -> None:
     assert [line.partition(":")[0] for line in lines[2:] if re.match(r"\d: ", line)] == list("0123")
 
 
+def test_async_streaming(smollm2_path: Path) -> None:
+    *texts, last = run("async_streaming.py", smollm2_path)
+    assert "The capital of France is| Paris" in texts[0]
+    assert "The three primary colours are|" in "\n".join(texts)
+    assert last == "given up after 5 tokens; running now: 0"
+
+
+def test_labels_and_embeddings(smollm2_path: Path) -> None:
+    name, age, counts, cat, prices = run("labels_and_embeddings.py", smollm2_path)
+    shares = {word: float(share) for word, share in re.findall(r"(\w+) (\d\.\d+)", name + age)}
+    assert shares["Anna"] > max(shares["Bob"], shares["Elizabeth"])
+    assert shares["old"] > shares["young"]
+    computed, reused = map(int, re.findall(r"\d+", counts))
+    assert reused >= 48
+    assert computed < 2 * reused
+    assert float(cat.split()[0]) > float(prices.split()[0])
+
+
 def test_no_example_goes_without_a_test() -> None:
     named = {f"test_{path.stem}" for path in EXAMPLES.glob("*.py")}
     assert named <= set(globals())

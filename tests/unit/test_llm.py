@@ -23,7 +23,7 @@ from octavo.errors import (
 )
 from octavo.frontend.journal import JournalEntry
 from octavo.llm import LLM
-from octavo.llm import llm as module
+from octavo.llm import requests as module
 from oracles.hf_writer import write_hf_directory
 
 CONTEXT = 256
@@ -123,14 +123,14 @@ def test_more_prompts_than_queue_and_journal_hold(
         assert [done.prompt_token_ids for done in many] == [tuple(p) for p in prompts]
         assert small.stats().counters["requests_refused"] == 0
     with load(folder) as tight:
-        opening = tight._processor.open
+        opening = tight._local.processor.open
 
         def open_two(request: Request) -> JournalEntry:
-            if len(tight._processor) == 2:
+            if len(tight._local.processor) == 2:
                 raise OverloadedError("the journal is full")
             return opening(request)
 
-        monkeypatch.setattr(tight._processor, "open", open_two)
+        monkeypatch.setattr(tight._local.processor, "open", open_two)
         again = tight.generate(prompts, seeded(0, max_tokens=2))
     assert [d.token_ids for d in again] == [d.token_ids for d in many]
 

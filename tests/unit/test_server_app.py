@@ -267,9 +267,6 @@ def test_the_pool_bounds_what_the_model_would_take(play: Any) -> None:
 def test_paths_methods_and_models(play: Any) -> None:
     async def test(here: Served) -> None:
         check_error(await here.http.get("/nowhere"), 404)
-        refused = check_error(await here.http.post("/v1/embeddings", json={}), 404)
-        assert refused["code"] == "not_supported"
-        assert "generates text" in refused["message"]
         check_error(await here.http.get(CHAT), 405)
         check_error(await here.http.post("/health"), 405)
         check_error(await here.http.get("/v1/models/other"), 404, "model")

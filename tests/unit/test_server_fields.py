@@ -11,7 +11,7 @@ from octavo.server import FIELDS, Treatment
 from octavo.server.fields import Endpoint, Field
 from octavo.server.response_store import StoredResponse
 from octavo.server.sampling_fields import LOGPROBS_INCLUDE
-from served import HELLO, PATHS, Served
+from served import HELLO, PATHS, QUESTIONS, Served
 
 PREVIOUS = "resp_1"
 FORMAT = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
@@ -33,6 +33,8 @@ SAMPLES: dict[str, Any] = {
     "echo": True, "stream": True, "priority": 1, "timeout": 60,
     "stream_options": {"include_usage": True}, "top_logprobs": 2, "input": HELLO,
     "instructions": "Be brief.", "previous_response_id": PREVIOUS, "max_output_tokens": 3,
+    "encoding_format": "base64", "dimensions": 1, "text_1": "a", "text_2": "b", "state": HELLO,
+    "questions": QUESTIONS,
     "best_of": 2, "use_beam_search": True, "length_penalty": 2, "early_stopping": "never",
     "store": False, "background": True, "include": [LOGPROBS_INCLUDE], "metadata": {"a": "b"},
 }  # fmt: skip
@@ -60,6 +62,8 @@ ROWS = [
 
 
 def sample_of(field: Field, endpoint: Endpoint) -> Any:
+    if field.name == "input" and endpoint is Endpoint.EMBEDDINGS:
+        return ["Hello", "there"]
     if field.name == "logprobs":
         return 2 if endpoint is Endpoint.COMPLETIONS else True
     if field.name in ("tools", "tool_choice") and endpoint in OF_TOOLS:

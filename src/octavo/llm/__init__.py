@@ -1,5 +1,9 @@
 """The library face: a model in this process."""
 
-from octavo.llm.llm import LLM, Completion
+from octavo.frontend.readings import LabelScore
+from octavo.llm.async_llm import AsyncLLM
+from octavo.llm.llm import LLM
+from octavo.llm.outputs import Completion, Embedding
+from octavo.llm.requests import ChatOptions
 
-__all__ = ["LLM", "Completion"]
+__all__ = ["LLM", "AsyncLLM", "ChatOptions", "Completion", "Embedding", "LabelScore"]

@@ -13,6 +13,7 @@ from octavo.api_keys import ADMIN_TENANT
 from octavo.server.chat import chat_completions
 from octavo.server.completions import completions
 from octavo.server.edge import Edge, RejectedError
+from octavo.server.embeddings import embeddings, score
 from octavo.server.kv_page import kv_page
 from octavo.server.messages_api import count_tokens, messages
 from octavo.server.metrics import CONTENT_TYPE
@@ -26,6 +27,7 @@ from octavo.server.responses_api import (
     get_response,
 )
 from octavo.server.state import ServerState
+from octavo.server.systemone import systemone
 from octavo.server.text_endpoints import apply_template, detokenize, tokenize
 
 Handler = Callable[[ServerState, Exchange], Awaitable[None]]
@@ -84,6 +86,9 @@ def build_app(state: ServerState, *, allowed_hosts: Iterable[str] = ()) -> ASGIA
             post("/v1/responses/{response_id}/cancel", cancel_response),
             get("/v1/responses/{response_id}/input_items", get_input_items),
             Route("/v1/responses/{response_id}", stored),
+            post("/v1/embeddings", embeddings),
+            post("/v1/score", score),
+            post("/v1/systemone", systemone),
             get("/v1/models", _models),
             get("/v1/models/{name:path}", _model),
             post("/tokenize", tokenize),
@@ -103,17 +108,7 @@ def build_app(state: ServerState, *, allowed_hosts: Iterable[str] = ()) -> ASGIA
     return Edge(router, allowed_hosts=allowed_hosts)
 
 
-# Known elsewhere, not served here: refused by name, with what to use instead.
-_REFUSED_PATHS = {
-    "/v1/embeddings": "embeddings are not served; this server generates text",
-    "/v1/score": "scoring is not served; this server generates text",
-}
-
-
-async def _not_found(scope: Scope, _receive: Receive, _send: Send) -> None:
-    for path, reason in _REFUSED_PATHS.items():
-        if scope["path"] == path or scope["path"].startswith(f"{path}/"):
-            raise RejectedError(404, reason, code="not_supported")
+async def _not_found(_scope: Scope, _receive: Receive, _send: Send) -> None:
     raise RejectedError(404, "no such path", code="not_found")
 
 

@@ -87,7 +87,15 @@ RESPONSES = Dialect(
     _openai_error, {"max_tokens": "max_output_tokens", "messages": "input"}, prompt="input"
 )
 
-_BY_PREFIX = {"/v1/messages": ANTHROPIC, "/v1/responses": RESPONSES}
+# An engine's word about a prompt is one about the field that it came in.
+_BY_PREFIX = {
+    "/v1/messages": ANTHROPIC,
+    "/v1/responses": RESPONSES,
+    "/v1/chat/completions": Dialect(_openai_error, prompt="messages"),
+    "/v1/embeddings": Dialect(_openai_error, prompt="input"),
+    "/v1/score": Dialect(_openai_error, prompt="text_1"),
+    "/v1/systemone": Dialect(_openai_error, prompt="state"),
+}
 
 
 def dialect_of(path: str) -> Dialect:

@@ -27,6 +27,9 @@ class Endpoint(StrEnum):
     TOKENIZE = "tokenize"
     DETOKENIZE = "detokenize"
     APPLY_TEMPLATE = "apply_template"
+    EMBEDDINGS = "embeddings"
+    SCORE = "score"
+    SYSTEMONE = "systemone"
 
 
 class Treatment(StrEnum):
@@ -49,7 +52,12 @@ TOKENIZE = frozenset({Endpoint.TOKENIZE})
 DETOKENIZE = frozenset({Endpoint.DETOKENIZE})
 # Endpoints that take a chat's messages.
 TEMPLATE = CHAT | TOKENIZE | frozenset({Endpoint.APPLY_TEMPLATE})
-ALL = TEXT | ANTHROPIC | INPUT | TEMPLATE | DETOKENIZE
+EMBEDDINGS = frozenset({Endpoint.EMBEDDINGS})
+SCORE = frozenset({Endpoint.SCORE})
+SYSTEMONE = frozenset({Endpoint.SYSTEMONE})
+# Endpoints that read something off the model instead of letting it answer.
+PROBES = EMBEDDINGS | SCORE | SYSTEMONE
+ALL = TEXT | ANTHROPIC | INPUT | TEMPLATE | DETOKENIZE | PROBES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +143,11 @@ FIELDS = (
     _honoured("logprobs", "chat: true or false; completions: number of alternatives"),
     _honoured("top_logprobs", "alternatives per token; needs logprobs", CHAT),
     _honoured("top_logprobs", "needs include: message.output_text.logprobs", RESPONSES),
-    _honoured("truncate_prompt_tokens", "keep only so many tokens, the last, of a prompt"),
+    _honoured(
+        "truncate_prompt_tokens", "keep only so many tokens, the last, of a prompt", BOTH | PROBES
+    ),
     _honoured("return_token_ids", "true adds prompt_token_ids and token_ids to the choices"),
-    _honoured("cache_salt", "prompts share cached prefixes only within one salt", TEXT),
+    _honoured("cache_salt", "prompts share cached prefixes only within one salt", TEXT | PROBES),
     _honoured("continue_final_message", "go on from the assistant's last message", TEMPLATE),
     _honoured("add_generation_prompt", "false leaves out the head of an answer", TEMPLATE),
     _honoured(
@@ -158,8 +168,12 @@ FIELDS = (
         "not with ignore_eos or min_tokens",
         TEXT,
     ),
-    _honoured("priority", "-1, 0 or 1: before, among or after the caller's other requests", TEXT),
-    _honoured("timeout", "seconds until the request is dropped: 504, or an error event", TEXT),
+    _honoured(
+        "priority", "-1, 0 or 1: before, among or after the caller's other requests", TEXT | PROBES
+    ),
+    _honoured(
+        "timeout", "seconds until the request is dropped: 504, or an error event", TEXT | PROBES
+    ),
     _honoured("stream", "server-sent events", TEXT),
     _honoured("stream_options", "include_usage"),
     _honoured(
@@ -209,6 +223,33 @@ FIELDS = (
         "text",
         "format: text, json_object, or json_schema with a schema, which binds the text",
         RESPONSES,
+    ),
+    _honoured(
+        "input",
+        "text, list of texts, token ids, or list of token ids; the embedding of each is the served "
+        "model's final hidden state (after the last norm) of its last token, scaled to length 1",
+        EMBEDDINGS,
+    ),
+    _honoured("encoding_format", "float, or base64 of little-endian float32 values", EMBEDDINGS),
+    _honoured("dimensions", "the vector's first values only, scaled to length 1 again", EMBEDDINGS),
+    _honoured(
+        "text_1",
+        "as input of embeddings: one for all of text_2, or as many; a score is the cosine of the "
+        "two texts' embeddings, -1 to 1",
+        SCORE,
+    ),
+    _honoured("text_2", "as input of embeddings", SCORE),
+    _honoured(
+        "state",
+        "a text, which each question is appended to, or a chat's messages, of which each question "
+        "is the next turn of the user; computed once for all questions",
+        SYSTEMONE,
+    ),
+    _honoured(
+        "questions",
+        "objects with question (a text) and labels (texts, at most 128 in all): a label's logprob "
+        "is the sum over its own tokens, appended after the question, at temperature 1",
+        SYSTEMONE,
     ),
     _ignored("text", "changes no prompt", INPUT - RESPONSES),
     _refused("truncation", "nothing is cut from a prompt", INPUT, neutral=("disabled",)),
@@ -304,7 +345,7 @@ FIELDS = (
     _refused("guided_choice", "use structured_outputs.choice"),
     _refused("guided_grammar", "use structured_outputs.grammar"),
     _refused("store", "nothing is stored", CHAT, neutral=(False,)),
-    _ignored("user", "names the end user", BOTH | RESPONSES),
+    _ignored("user", "names the end user", BOTH | RESPONSES | PROBES),
     _ignored("metadata", "free-form labels", BOTH | MESSAGES),
     _ignored("prompt_cache_retention", "prefixes are kept while there is room", CHAT | RESPONSES),
     _ignored("prompt_cache_options", "prefixes are cached without them", CHAT | RESPONSES),

@@ -38,49 +38,49 @@ def check_message_count(messages: Sequence[object], name: str) -> None:
         )
 
 
-def read_prompts(body: TypedBody, *, vocab_size: int) -> list[str | list[int]]:
-    """The prompts of a completions request: each a text or a list of token ids.
+def read_prompts(
+    body: TypedBody, *, vocab_size: int, name: str = "prompt"
+) -> list[str | list[int]]:
+    """The prompts in the field ``name``: each a text or a list of token ids.
 
     Raises:
-        InvalidRequestError: naming the prompt and what is wrong with it.
+        InvalidRequestError: naming the field and what is wrong with it.
     """
-    prompt = body.raw("prompt")
+    prompt = body.raw(name)
     if isinstance(prompt, str):
-        return [_checked_text(prompt)]
+        return [_checked_text(prompt, name)]
     if not isinstance(prompt, list) or not prompt:
         raise InvalidRequestError(
-            "prompt must be a text, a list of texts, token ids or a list of token id lists",
-            param="prompt",
+            f"{name} must be a text, a list of texts, token ids or a list of token id lists",
+            param=name,
         )
     if isinstance(prompt[0], (int, float)):
-        return [_checked_ids(prompt, vocab_size)]
+        return [_checked_ids(prompt, vocab_size, name)]
     if len(prompt) > MAX_PROMPTS:
         raise InvalidRequestError(
-            f"prompt has {len(prompt)} entries; the limit is {MAX_PROMPTS}", param="prompt"
+            f"{name} has {len(prompt)} entries; the limit is {MAX_PROMPTS}", param=name
         )
     return [
-        _checked_text(item) if isinstance(item, str) else _checked_ids(item, vocab_size)
+        _checked_text(item, name) if isinstance(item, str) else _checked_ids(item, vocab_size, name)
         for item in prompt
     ]
 
 
-def _checked_text(text: str) -> str:
+def _checked_text(text: str, name: str) -> str:
     if not text:
-        raise InvalidRequestError("the prompt is empty", param="prompt")
+        raise InvalidRequestError(f"the {name} is empty", param=name)
     return text
 
 
-def _checked_ids(ids: object, vocab_size: int) -> list[int]:
+def _checked_ids(ids: object, vocab_size: int, name: str) -> list[int]:
     if isinstance(ids, list) and len(ids) > MAX_PROMPT_IDS:
         raise InvalidRequestError(
-            f"a prompt has {len(ids)} token ids; the limit is {MAX_PROMPT_IDS}", param="prompt"
+            f"a {name} has {len(ids)} token ids; the limit is {MAX_PROMPT_IDS}", param=name
         )
     if not isinstance(ids, list) or not all(is_integer(item) for item in ids):
-        raise InvalidRequestError("a prompt must be a text or a list of token ids", param="prompt")
+        raise InvalidRequestError(f"a {name} must be a text or a list of token ids", param=name)
     if not ids:
-        raise InvalidRequestError("the prompt is empty", param="prompt")
+        raise InvalidRequestError(f"the {name} is empty", param=name)
     if min(ids) < 0 or max(ids) >= vocab_size:
-        raise InvalidRequestError(
-            f"token ids must be between 0 and {vocab_size - 1}", param="prompt"
-        )
+        raise InvalidRequestError(f"token ids must be between 0 and {vocab_size - 1}", param=name)
     return ids

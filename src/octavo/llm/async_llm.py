@@ -1,0 +1,197 @@
+"""``AsyncLLM``: the model in this process for programs with an event loop.
+
+    async with AsyncLLM("smollm2") as llm:
+        async for output in llm.stream("Once upon a time"):
+            print(output.branches[0].text)
+
+A thread of its own steps the engine, so the event loop is never held up; outputs cross over once
+per step. Any number of tasks, of any loop, may call at the same time: they share the batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any
+
+from octavo.config import CacheConfig, SchedulerConfig
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams, refuse_stream
+from octavo.engine import EngineStats
+from octavo.frontend import RequestOutput
+from octavo.frontend.readings import LabelScore, similarity
+from octavo.llm.engine_room import EngineRoom, Lane
+from octavo.llm.llm import read_config
+from octavo.llm.local_engine import LocalEngine
+from octavo.llm.outputs import Completion, Embedding, Gathered
+from octavo.llm.requests import ChatOptions, Message, Prompt, Question, RequestMaker, Service
+
+
+class AsyncLLM:
+    """Owns a loaded model, an engine core and the thread that steps it.
+
+    Every call is what the one of the same name of ``LLM`` is, and takes and raises the same. To
+    cancel is to close the generator, or to cancel the task that awaits.
+    """
+
+    def __init__(
+        self,
+        model: str = "smollm2",
+        *,
+        scheduler: SchedulerConfig | None = None,
+        cache: CacheConfig | None = None,
+        **model_options: Any,  # noqa: ANN401 - the fields of ModelConfig, checked there
+    ) -> None:
+        """Load ``model``, in the calling thread; see ``LLM``.
+
+        Raises:
+            ModelFileError: the model is missing, malformed or unsupported.
+            ConfigError: an option is impossible, or memory is too small.
+        """
+        local = LocalEngine(read_config(model, model_options, scheduler=scheduler, cache=cache))
+        self.model = local.model
+        self.tokenizer = local.model.tokenizer
+        self._make = RequestMaker(local.model)
+        self._room = EngineRoom(local)
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def close(self) -> None:
+        """End what runs, and free weights, KV pool and threads. Idempotent."""
+        self._room.close()
+
+    @property
+    def default_sampling(self) -> SamplingParams:
+        """What a call without sampling parameters uses: the model's own defaults."""
+        return self._make.default_sampling
+
+    async def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        cache_salt: str = "",
+    ) -> list[Completion]:
+        """Complete prompts together; see ``LLM.generate``."""
+        service = Service(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
+        found = await self._gather(self._make.completions(prompts, sampling, service))
+        return [done for each in found for done in each.completions()]
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams | None = None,
+        *,
+        options: ChatOptions | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        cache_salt: str = "",
+    ) -> list[Completion]:
+        """Answer a conversation; see ``LLM.chat``."""
+        prompt = self._make.conversation(messages, options or ChatOptions())
+        return await self.generate(
+            [prompt], sampling, priority=priority, timeout_s=timeout_s, cache_salt=cache_salt
+        )
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """An asynchronous generator of one prompt's deltas; see ``LLM.stream``.
+
+        A reader that is slow gets what has come meanwhile, output by output.
+        """
+        service = Service(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
+        requests = self._make.completions([prompt], sampling, service)
+        refuse_stream(requests[0].sampling)
+        return self._run(requests)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams | None = None,
+        *,
+        options: ChatOptions | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """An asynchronous generator of an answer's deltas; see ``LLM.stream_chat``."""
+        prompt = self._make.conversation(messages, options or ChatOptions())
+        return self.stream(
+            prompt, sampling, priority=priority, timeout_s=timeout_s, cache_salt=cache_salt
+        )
+
+    async def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        cache_salt: str = "",
+    ) -> list[Embedding]:
+        """A unit vector for each text; see ``LLM.embed``."""
+        service = Service(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
+        found = await self._gather(self._make.embeddings(texts, dimensions, service))
+        return [each.embedding(dimensions) for each in found]
+
+    async def score(self, first: Prompt, others: Prompt | Sequence[Prompt]) -> list[float]:
+        """The cosine of each text's embedding with that of ``first``; see ``LLM.score``."""
+        [one], many = await asyncio.gather(self.embed([first]), self.embed(others))
+        return [similarity(one.values, other.values) for other in many]
+
+    async def systemone(
+        self,
+        state: str | Sequence[Message],
+        questions: Sequence[Question],
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        cache_salt: str = "",
+    ) -> list[list[LabelScore]]:
+        """Scores of the labels of many questions on one state; see ``LLM.systemone``."""
+        service = Service(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
+        found = await self._gather(self._make.questions(state, questions, service))
+        return [
+            each.label_scores(labels) for each, (_, labels) in zip(found, questions, strict=True)
+        ]
+
+    async def stats(self) -> EngineStats:
+        """Counters and gauges of the engine, between two steps."""
+        return await self._room.ask(lambda local: local.core.stats())
+
+    async def _gather(self, requests: Sequence[Request]) -> list[Gathered]:
+        gathered = {request.request_id: Gathered(request) for request in requests}
+        async with aclosing(self._run(requests)) as outputs:
+            async for output in outputs:
+                gathered[output.request_id].add(output)
+        return list(gathered.values())
+
+    async def _run(self, requests: Sequence[Request]) -> AsyncGenerator[RequestOutput, None]:
+        lane = Lane(requests)
+        self._room.open(lane)
+        try:
+            while not lane.ended:
+                for output in await lane.take():
+                    yield output
+        finally:
+            self._room.drop(lane)

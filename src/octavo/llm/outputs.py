@@ -1,0 +1,78 @@
+"""What calls return: finished completions, embeddings, scored labels."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.core.request import FinishReason, Request, TokenLogprobs
+from octavo.frontend import RequestOutput
+from octavo.frontend.readings import LabelScore, Reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One finished branch of one prompt. ``logprobs`` has one entry per token where asked for.
+
+    ``stop_reason`` is the stop string or stop token id that ended it, where one did;
+    ``cached_tokens`` of the prompt were read from the prefix cache.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    branch: int = 0
+    prompt_token_ids: tuple[int, ...] = ()
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedding:
+    """A unit vector, float32 [hidden size]: see ``LLM.embed``."""
+
+    values: array[float]
+    prompt_token_ids: tuple[int, ...] = ()
+    cached_tokens: int = 0
+
+
+class Gathered:
+    """Collects what one request gives."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._reading = Reading()
+
+    def add(self, output: RequestOutput) -> None:
+        """Take an output in."""
+        self._reading.add(output)
+
+    def completions(self) -> list[Completion]:
+        """One per branch, in order."""
+        return [
+            Completion(
+                text=delta.text,
+                token_ids=delta.token_ids,
+                finish_reason=delta.finish_reason or FinishReason.ERROR,
+                stop_reason=delta.stop_reason,
+                logprobs=delta.logprobs,
+                branch=branch,
+                prompt_token_ids=self._request.prompt_token_ids,
+                cached_tokens=self._reading.cached_tokens,
+            )
+            for branch, delta in sorted(self._reading.branches.items())
+        ]
+
+    def embedding(self, dimensions: int | None) -> Embedding:
+        """Of a probe for the hidden state."""
+        return Embedding(
+            values=self._reading.embedding(dimensions),
+            prompt_token_ids=self._request.prompt_token_ids,
+            cached_tokens=self._reading.cached_tokens,
+        )
+
+    def label_scores(self, labels: Sequence[str]) -> list[LabelScore]:
+        """Of a probe for labels."""
+        return self._reading.label_scores(labels)
