@@ -107,7 +107,7 @@ class QueueMachine(RuleBasedStateMachine):
     def charge(self, data: st.DataObject, tokens: int, held: int) -> None:
         seq = data.draw(st.sampled_from(self.gone))
         self.twin.charge(seq.state.request.tenant, tokens * HELD_STEPS + held)
-        self.queue.charge(seq, tokens, held=held)
+        self.queue.charge_running({seq.state.request.tenant: tokens * HELD_STEPS + held})
 
     @rule(answers=st.lists(st.sampled_from(["admit", "pass", "refund"]), max_size=8))
     def admit(self, answers: list[str]) -> None:

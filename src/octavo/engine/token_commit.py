@@ -62,7 +62,7 @@ class TokenCommitter:
         """
         commit = self._kv.commit
         for (seq, count), row in zip(step.rows, step.plan.rows, strict=True):
-            if seq.kv is not None and not row.num_provisional:
+            if seq.kv is not None and not row.num_drafts and not row.num_proposals:
                 commit(seq.kv, seq.token_ids, count)
 
     def accept(self, step: ScheduledStep, rows: Iterable[RowResult]) -> list[BranchOutput]:
@@ -75,8 +75,9 @@ class TokenCommitter:
         num_drafts: dict[Sequence, int] = {}
         if step.paths:
             rows, num_drafts = self._keep_best_paths(step, rows)
+        step_rows, plan_rows = step.rows, step.plan.rows
         for row in rows:
-            seq = step.rows[row.row][0]
+            seq = step_rows[row.row][0]
             seq = seq.trunk or seq
             if seq.state.beam is not None:
                 self.beams.offer(seq.state.beam, seq, row)
@@ -88,8 +89,8 @@ class TokenCommitter:
                 output = _append(seq, row.token_ids, row.logprobs)
                 output.hidden = row.hidden
                 outputs.append(output)
-                asked = step.plan.rows[row.row]
-                if asked.num_provisional:
+                asked = plan_rows[row.row]
+                if asked.num_drafts or asked.num_proposals:
                     depth = asked.num_drafts + len(row.proposals)
                     output.num_drafts = num_drafts.get(seq, depth)
                     output.num_accepted = min(row.num_verified, len(output.token_ids))

@@ -4,10 +4,11 @@
 """
 
 from octavo.kv.block_table import Account, BlockTable, SequenceKV
+from octavo.kv.charges import Holding
 from octavo.kv.invariants import check_copies, check_fits, check_kv, check_writes
 from octavo.kv.kv_cache_manager import KVCacheManager
 from octavo.kv.kv_state import PrefixHit
-from octavo.kv.ledger import Holding, Ledger, metadata_bytes, take_ledger
+from octavo.kv.ledger import Ledger, metadata_bytes, take_ledger
 from octavo.kv.prefix_index import PrefixIndex, common_prefix_length
 from octavo.kv.prefix_key import PrefixKey
 from octavo.kv.reservation import StepReservation

@@ -67,7 +67,7 @@ class BlockPool:
     @property
     def num_available(self) -> int:
         """Blocks that ``allocate`` could hand out now: free or evictable."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + len(self._cached.tenant_of)
 
     def is_shared(self, block: int) -> bool:
         """Whether more than one table or pin holds ``block``; leases only read and do not count."""
@@ -105,17 +105,20 @@ class BlockPool:
 
     def allocate(self, owner: int, count: int) -> list[int] | None:
         """``count`` blocks for ``owner`` alone, evicting the oldest cached; None if too few."""
-        if count > self.num_available:
-            return None
-        while len(self._free) < count:
-            self.evict_one(self._allocates_for.get(owner, ""))
-        blocks = [self._free.pop() for _ in range(count)]
+        free, refs = self._free, self.refs
+        if count > len(free):
+            if count > self.num_available:
+                return None
+            tenant = self._allocates_for.get(owner, "")
+            while len(free) < count:
+                self.evict_one(tenant)
         kind, held = self._owners[owner]
         assert kind is not OwnerKind.LEASE, "I2: a lease never owns"
-        held.update(dict.fromkeys(blocks))
+        blocks = [free.pop() for _ in range(count)]
         for block in blocks:
-            assert self.refs[block] == 0, "I1: a free block had an owner"
-            self.refs[block] = 1
+            assert refs[block] == 0, "I1: a free block had an owner"
+            refs[block] = 1
+            held[block] = None
         return blocks
 
     def share(self, owner: int, blocks: Iterable[int]) -> None:
@@ -144,27 +147,26 @@ class BlockPool:
         if owner not in self._owners:
             return
         kind, held = self._owners[owner]
+        refs, leases = self.refs, self.leases
         for block in blocks:
             if block not in held:
                 continue
             del held[block]
-            was_draining = self.refs[block] == self.leases[block]
-            self.refs[block] -= 1
+            was_draining = refs[block] == leases[block]
+            refs[block] = left = refs[block] - 1
             if kind is OwnerKind.LEASE:
-                self.leases[block] -= 1
+                leases[block] -= 1
             elif self.shared[block]:
-                self.shared[block] = self.refs[block] - self.leases[block] > 1
+                self.shared[block] = left - leases[block] > 1
                 self.num_sharing_changes += 1
-            is_draining = self.refs[block] == self.leases[block] and self.refs[block] > 0
-            self.num_draining += is_draining - was_draining
-            if self.refs[block] == 0:
-                self._settle(block)
-
-    def _settle(self, block: int) -> None:
-        if self._indexed[block]:
-            self._cached.add(block, self._tenants[block])
-        else:
-            self._free.append(block)
+            if left:
+                self.num_draining += (left == leases[block]) - was_draining
+                continue
+            self.num_draining -= was_draining
+            if self._indexed[block]:
+                self._cached.add(block, self._tenants[block])
+            else:
+                self._free.append(block)
 
     # -- the prefix index's side -------------------------------------------------------------
 
@@ -196,6 +198,26 @@ class BlockPool:
     def owners(self) -> Iterator[tuple[OwnerKind, Collection[int]]]:
         """Every owner's kind and blocks."""
         yield from ((kind, held.keys()) for kind, held in self._owners.values())
+
+    def count_owned(self) -> int:
+        """How many blocks tables and pins hold, those of several counted for each."""
+        lease = OwnerKind.LEASE
+        return sum([len(held) for kind, held in self._owners.values() if kind is not lease])
+
+    def count_pinned(self) -> tuple[int, int]:
+        """How many blocks pins hold, and how many of these nobody else does."""
+        pinned = [held for kind, held in self._owners.values() if kind is OwnerKind.PIN]
+        alone = sum(not self.shared[block] for held in pinned for block in held)
+        return sum(map(len, pinned)), alone
+
+    def count_draining(self) -> int:
+        """How many blocks only leases hold, as the leases tell it."""
+        lease = OwnerKind.LEASE
+        leases = [held for kind, held in self._owners.values() if kind is lease]
+        if not leases:
+            return 0
+        refs, leased = self.refs, self.leases
+        return len({block for held in leases for block in held if refs[block] == leased[block]})
 
     def held_by(self, owner: int) -> Collection[int]:
         """Blocks that ``owner`` holds (empty when it is closed)."""

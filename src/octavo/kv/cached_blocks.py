@@ -16,21 +16,22 @@ class CachedBlocks:
 
     def __init__(self, num_blocks: int) -> None:
         self._floors = num_blocks // 2
-        self._tenant_of: dict[int, str] = {}
+        # Every cached block, the longest cached first, and its tenant.
+        self.tenant_of: dict[int, str] = {}
         # Per tenant: block → when it was cached.
         self._queues: dict[str, OrderedDict[int, int]] = {}
         self._now = 0
 
     def __len__(self) -> int:
-        return len(self._tenant_of)
+        return len(self.tenant_of)
 
     def __contains__(self, block: int) -> bool:
-        return block in self._tenant_of
+        return block in self.tenant_of
 
     def add(self, block: int, tenant: str) -> None:
         """``block`` is cached from now on."""
         self._now += 1
-        self._tenant_of[block] = tenant
+        self.tenant_of[block] = tenant
         queue = self._queues.get(tenant)
         if queue is None:
             queue = self._queues[tenant] = OrderedDict()
@@ -38,7 +39,7 @@ class CachedBlocks:
 
     def remove(self, block: int) -> None:
         """``block`` is held again, or forgotten."""
-        tenant = self._tenant_of.pop(block)
+        tenant = self.tenant_of.pop(block)
         queue = self._queues[tenant]
         del queue[block]
         if not queue:
@@ -50,12 +51,11 @@ class CachedBlocks:
         if len(queues) > 1:
             floor = self.floor
             above = [queue for queue in queues if len(queue) > floor]
-            mine = self._queues.get(tenant)
             if above:
                 queues = above
-            elif mine is not None:
-                return next(iter(mine))
-        oldest = min(queues, key=_first_cached)
+            elif tenant in self._queues:
+                queues = [self._queues[tenant]]
+        oldest = queues[0] if len(queues) == 1 else min(queues, key=_first_cached)
         return next(iter(oldest))
 
     @property
@@ -73,11 +73,11 @@ class CachedBlocks:
         return {tenant: len(queue) for tenant, queue in self._queues.items()}
 
     def __sizeof__(self) -> int:
-        return self._tenant_of.__sizeof__() + sum(q.__sizeof__() for q in self._queues.values())
+        return self.tenant_of.__sizeof__() + sum(q.__sizeof__() for q in self._queues.values())
 
     def blocks(self) -> list[int]:
         """Every cached block, the longest cached first."""
-        return list(self._tenant_of)
+        return list(self.tenant_of)
 
 
 def _first_cached(queue: OrderedDict[int, int]) -> int:

@@ -18,58 +18,51 @@ other, add up to the total.
 
 How many blocks are owned is asked of the owner tokens, never of the tables, so a leaked, doubly
 freed or hidden block, a table that holds more than its positions need, or promises past what is
-available break the sum (I10). The cost is a few operations per sequence and step, and a pass over
-the tables when sharing has changed; ``octavo.testing.recount`` is the slow, obvious twin.
+available break the sum (I10). The cost is a few sums per step over columns with one number per
+sequence, and a pass over the tables when sharing has changed; the rows of requests and tenants are
+made of the same columns when somebody reads them. ``octavo.testing.recount`` is the slow, obvious
+twin.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from operator import attrgetter
 
-from octavo.kv.block_pool import OwnerKind
-from octavo.kv.block_table import NOBODY, Account
+from octavo.kv.block_pool import BlockPool
+from octavo.kv.block_table import Account
+from octavo.kv.charges import Charges, Columns, GroupColumns, Holding
 from octavo.kv.kv_state import KVState
-from octavo.kv.sharing import Shared
 
-
-@dataclass(slots=True)
-class Holding:
-    """Bytes that one request or tenant is charged with.
-
-    A request has nothing cached. A tenant has all that is cached of its prefixes, even what carries
-    promises; the total's "cached_cold" is without that.
-    """
-
-    used: int = 0
-    shared: int = 0
-    provisional: int = 0
-    tail_waste: int = 0
-    promised: int = 0
-    cached_cold: int = 0
-
-    def add(self, other: Holding) -> None:
-        """Add what ``other`` holds alone."""
-        self.used += other.used
-        self.provisional += other.provisional
-        self.tail_waste += other.tail_waste
-        self.promised += other.promised
-
-    def as_dict(self) -> dict[str, int]:
-        """Terms by name, for metrics and dumps."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__ if name in _TERMS}
+_num_computed = attrgetter("num_computed")
+_num_reserved = attrgetter("num_reserved")
+_first_block = attrgetter("first_block")
+_blocks = attrgetter("blocks")
 
 
 @dataclass(slots=True)
 class Ledger(Holding):
-    """Bytes by state over all KV groups; ``orphan_blocks`` counts blocks that no term covers."""
+    """Bytes by state over all KV groups; ``orphan_blocks`` counts blocks that no term covers.
+
+    ``charges`` says whose they are.
+    """
 
     draining: int = 0
     free: int = 0
     padding: int = 0
     pool: int = 0
     orphan_blocks: int = 0
-    requests: dict[Account, Holding] = field(default_factory=dict)
-    tenants: dict[str, Holding] = field(default_factory=dict)
+    charges: Charges = field(default_factory=Charges)
+
+    @property
+    def requests(self) -> dict[Account, Holding]:
+        """What each request is charged with."""
+        return self.charges.rows()[0]
+
+    @property
+    def tenants(self) -> dict[str, Holding]:
+        """What each tenant is charged with."""
+        return self.charges.rows()[1]
 
     @property
     def held(self) -> int:
@@ -91,118 +84,65 @@ class Ledger(Holding):
         return found
 
 
-_TERMS = {term.name for term in fields(Ledger)} - {"requests", "tenants"}
-
-
 def take_ledger(kv: KVState) -> Ledger:
     """Count every block, between steps or with one in flight."""
-    ledger = Ledger()
-    requests = ledger.requests
-    for seq in kv.sequences:
-        if seq.account not in requests:
-            requests[seq.account] = Holding()
-    if kv.num_pins:
-        requests.setdefault(NOBODY, Holding())
-    groups = [_GroupCount(kv, group) for group in range(len(kv.pools))]
-    for count in groups:
-        count.charge(requests)
-    for account, holding in requests.items():
-        ledger.tenants.setdefault(account.tenant, Holding()).add(holding)
-        ledger.add(holding)
-    for count in groups:
-        count.enter_shared(ledger)
-        count.enter_pool(ledger)
+    # Hot: once per step over all sequences. So columns, summed at C speed.
+    sequences = list(kv.sequences)
+    columns = Columns(
+        kv.block_size,
+        bool(kv.num_pins),
+        sequences,
+        list(map(_num_computed, sequences)),
+        list(map(_num_reserved, sequences)),
+    )
+    ledger = Ledger(charges=Charges(columns))
+    for group in range(len(kv.pools)):
+        _enter_group(ledger, kv, columns, group=group)
     return ledger
 
 
-class _GroupCount:
-    """One group's blocks on their way into the ledger."""
+def _enter_group(ledger: Ledger, kv: KVState, columns: Columns, *, group: int) -> None:
+    """One group's blocks, as the sequences, their tables and pins tell of them."""
+    size, pool, sequences = columns.size, kv.pools[group], columns.sequences
+    # Without a byte size (a runner that only counts), a token slot is the unit.
+    block_bytes = kv.groups[group].block_bytes or size
+    slot_bytes = block_bytes // size
+    tables = [seq.tables[group] for seq in sequences]
+    first_blocks, promised = list(map(_first_block, tables)), [s.promised[group] for s in sequences]
+    sharing, cached = kv.sharing(group), pool.cached_by_tenant()
+    num_pinned, pinned_alone = pool.count_pinned() if columns.has_pins else (0, 0)
+    columns.groups.append(
+        GroupColumns(block_bytes, first_blocks, promised, sharing, pinned_alone, cached)
+    )
+    num_entries = sum(map(len, map(_blocks, tables)))
+    num_alone, used = num_entries, sum(columns.computed) - sum(first_blocks) * size
+    waste = sum([-end % size for end in columns.reserved])
+    for seq, (blocks, slots) in sharing.tables.items():
+        num_alone, used = num_alone - blocks, used - slots
+        # A shared tail's waste is counted with it.
+        waste -= -seq.num_reserved % size if slots % size else 0
+    ledger.used += (used + pinned_alone * size) * slot_bytes
+    ledger.provisional += (sum(columns.reserved) - sum(columns.computed)) * slot_bytes
+    ledger.tail_waste += waste * slot_bytes
+    ledger.add_shared(sharing.total, size=size, slot_bytes=slot_bytes)
+    num_owned = num_alone + pinned_alone + sharing.total.blocks
+    ledger.padding += num_owned * (block_bytes - size * slot_bytes)
+    ledger.promised += sum(promised) * block_bytes
+    num_idle = _enter_pool(ledger, pool, num_promised=sum(promised), block_bytes=block_bytes)
+    # Tokens and tables must name as many blocks, and the states must cover the pool.
+    ledger.orphan_blocks += abs(pool.count_owned() - num_entries - num_pinned) + abs(
+        pool.num_blocks - num_owned - num_idle
+    )
 
-    def __init__(self, kv: KVState, group: int) -> None:
-        self._kv = kv
-        self._group = group
-        self._pool = kv.pools[group]
-        self._size = kv.block_size
-        # Without a byte size (a runner that only counts), a token slot is the unit.
-        self._block_bytes = kv.groups[group].block_bytes or kv.block_size
-        self._slot_bytes = self._block_bytes // kv.block_size
-        self._sharing = kv.sharing(group)
-        self._num_owned = 0
-        self._num_promised = 0
-        self._num_entries = 0
 
-    def charge(self, requests: dict[Account, Holding]) -> None:
-        """Charge the requests with what they hold alone."""
-        # Hot: once per sequence and step.
-        group, size, slot_bytes = self._group, self._size, self._slot_bytes
-        shared = self._sharing.tables
-        for seq in self._kv.sequences:
-            table, holding = seq.tables[group], requests[seq.account]
-            computed, reserved = seq.num_computed, seq.num_reserved
-            used, waste = computed - table.first_block * size, -reserved % size
-            num_alone = num_entries = len(table.blocks)
-            if seq in shared:
-                blocks, slots = shared[seq]
-                used, num_alone = used - slots, num_alone - blocks
-                # A shared tail's waste is counted with it.
-                waste = 0 if slots % size else waste
-            self._num_owned += num_alone
-            self._num_entries += num_entries
-            self._num_promised += seq.promised[group]
-            holding.used += used * slot_bytes
-            holding.provisional += (reserved - computed) * slot_bytes
-            holding.tail_waste += waste * slot_bytes
-            holding.promised += seq.promised[group] * self._block_bytes
-        if self._kv.num_pins:
-            self._charge_pins(requests[NOBODY])
-
-    def _charge_pins(self, nobody: Holding) -> None:
-        """Blocks of prefix hits that no sequence has taken over yet: whole, and nobody's."""
-        marks = self._pool.shared
-        for kind, held in self._pool.owners():
-            if kind is OwnerKind.PIN:
-                num_alone = sum(not marks[block] for block in held)
-                self._num_entries += len(held)
-                self._num_owned += num_alone
-                nobody.used += num_alone * self._size * self._slot_bytes
-
-    def enter_shared(self, ledger: Ledger) -> None:
-        """Charge each shared block once to each request, each tenant, and the total."""
-        sharing = self._sharing
-        for account, shared in sharing.requests.items():
-            self._add_shared(ledger.requests[account], shared)
-        for tenant, shared in sharing.tenants.items():
-            self._add_shared(ledger.tenants[tenant], shared)
-        self._add_shared(ledger, sharing.total)
-        self._num_owned += sharing.total.blocks
-
-    def _add_shared(self, holding: Holding, shared: Shared) -> None:
-        blocks, slots = shared
-        holding.shared += slots * self._slot_bytes
-        holding.tail_waste += (blocks * self._size - slots) * self._slot_bytes
-
-    def enter_pool(self, ledger: Ledger) -> None:
-        """What no request holds, as the pool itself tells it; and whether all blocks are there."""
-        pool, block_bytes = self._pool, self._block_bytes
-        num_held = 0
-        draining: set[int] = set()
-        for kind, held in pool.owners():
-            if kind is OwnerKind.LEASE:
-                draining.update(b for b in held if pool.refs[b] == pool.leases[b])
-            else:
-                num_held += len(held)
-        free, cached, promised = pool.num_free, pool.num_cached, self._num_promised
-        ledger.free += max(0, free - promised) * block_bytes
-        ledger.cached_cold += max(0, cached - max(0, promised - free)) * block_bytes
-        ledger.draining += len(draining) * block_bytes
-        for tenant, count in pool.cached_by_tenant().items():
-            ledger.tenants.setdefault(tenant, Holding()).cached_cold += count * block_bytes
-        ledger.padding += self._num_owned * (block_bytes - self._size * self._slot_bytes)
-        ledger.pool += pool.num_blocks * block_bytes
-        # Tokens and tables must name as many blocks, and the states must cover the pool.
-        ledger.orphan_blocks += abs(num_held - self._num_entries) + abs(
-            pool.num_blocks - self._num_owned - free - cached - len(draining)
-        )
+def _enter_pool(ledger: Ledger, pool: BlockPool, *, num_promised: int, block_bytes: int) -> int:
+    """What no request holds, as the pool itself tells it; returns how many blocks that is."""
+    free, cached, draining = pool.num_free, pool.num_cached, pool.count_draining()
+    ledger.free += max(0, free - num_promised) * block_bytes
+    ledger.cached_cold += max(0, cached - max(0, num_promised - free)) * block_bytes
+    ledger.draining += draining * block_bytes
+    ledger.pool += pool.num_blocks * block_bytes
+    return free + cached + draining
 
 
 def metadata_bytes(kv: KVState) -> int:

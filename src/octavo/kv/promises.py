@@ -30,12 +30,6 @@ class Promises:
         self.totals = [0] * len(windows)
         self.num_shed = 0
 
-    def peak(self, group: int, num_tokens: int) -> int:
-        """Most blocks that one table of ``group`` holds while it grows to ``num_tokens``."""
-        blocks = -(-num_tokens // self._block_size)
-        cap = self._caps[group]
-        return blocks if cap is None else min(blocks, cap)
-
     def demand(self, target_tokens: int, spare_branches: int, spare_from: int) -> list[int]:
         """Blocks per group for one sequence from nothing, with its branches forked later."""
         groups = range(len(self.totals))
@@ -45,10 +39,13 @@ class Promises:
         ]
 
     def _demand(self, group: int, target: int, *, spares: int, fork_at: int) -> int:
-        peak = self.peak(group, target)
+        """``peak`` is the most blocks that one table holds while it grows to ``target`` tokens."""
+        peak, cap = -(-target // self._block_size), self._caps[group]
+        if cap is not None and cap < peak:
+            peak = cap
         if not spares:
             return peak
-        kept = fork_at // self._block_size if self._caps[group] is None else 0
+        kept = fork_at // self._block_size if cap is None else 0
         return peak + spares * max(0, peak - kept)
 
     def refresh(self, seq: SequenceKV) -> None:

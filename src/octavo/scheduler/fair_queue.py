@@ -182,11 +182,14 @@ class FairQueue:
 
     # -- accounts ----------------------------------------------------------------------------
 
-    def charge(self, seq: Sequence, num_tokens: int, *, held: int = 0) -> None:
-        """The tenant of ``seq`` got ``num_tokens`` computed and held ``held`` for a step."""
-        name = seq.state.request.tenant
-        tenant = self._tenants.get(name) or self._tenant(name)
-        tenant.served += num_tokens * HELD_STEPS + held
+    def charge_running(self, service: dict[str, int]) -> None:
+        """What each tenant got in a step, in 1/``HELD_STEPS`` tokens (see above)."""
+        for name, served in service.items():
+            self._tenant(name).served += served
+
+    def charge(self, seq: Sequence, num_tokens: int) -> None:
+        """The tenant of ``seq`` got ``num_tokens`` computed."""
+        self._tenant(seq.state.request.tenant).served += num_tokens * HELD_STEPS
 
     def admitted(self, seq: Sequence, num_tokens: int) -> None:
         """``seq`` is to be admitted, with ``num_tokens`` to compute that were not paid for yet."""

@@ -26,7 +26,7 @@ from octavo.kv import KVCacheManager, PrefixHit, SequenceKV, StepReservation
 from octavo.scheduler.admission import admission_policy
 from octavo.scheduler.beam_search import BeamSearch, shared_tokens
 from octavo.scheduler.draft_paths import DraftPaths
-from octavo.scheduler.fair_queue import FairQueue
+from octavo.scheduler.fair_queue import HELD_STEPS, FairQueue
 from octavo.scheduler.masks import grammar_masks
 from octavo.scheduler.sequence import Order, RequestState, Sequence, Status
 from octavo.scheduler.slots import SlotTable
@@ -47,14 +47,17 @@ class ScheduledStep:
 
 @dataclass(slots=True)
 class _Draft:
-    """A plan in the making. ``drafts`` are the tokens to be verified behind a row's own."""
+    """A plan in the making. Its first ``num_decodes`` rows compute one token each.
+
+    ``drafts`` are the tokens to be verified behind a row's own.
+    """
 
     reservation: StepReservation
     budget: int
     rows: list[tuple[Sequence, int]] = field(default_factory=list)
     prefilling: list[Sequence] = field(default_factory=list)
     admitted: list[tuple[Sequence, PrefixHit | None]] = field(default_factory=list)
-    decodes: list[Sequence] = field(default_factory=list)
+    num_decodes: int = 0
     drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
     paths: list[Sequence] = field(default_factory=list)
 
@@ -184,7 +187,7 @@ class Scheduler:
         draft = self._draft()
         if not draft.rows:
             return None
-        if self.speculation.propose is not None and draft.decodes:
+        if self.speculation.propose is not None:
             self._speculate(draft)
         copies = draft.reservation.seal()
         if copies is None:
@@ -196,8 +199,11 @@ class Scheduler:
 
     def _speculate(self, draft: _Draft) -> None:
         """Put drafts behind decodes; whatever is verified beside them gets rows of its own."""
+        decodes = [seq for seq, _ in draft.rows[: draft.num_decodes] if seq.may_guess]
+        if not decodes:
+            return
         draft.drafts, detours = self.speculation.drafts(
-            draft.decodes,
+            decodes,
             draft.reservation,
             num_tokens=self.token_budget - draft.budget,
             budget=draft.budget,
@@ -222,20 +228,21 @@ class Scheduler:
 
     def _grow_running(self, draft: _Draft) -> bool:
         """Add rows for running sequences; False if one was preempted, so that we start over."""
-        grow = draft.reservation.grow
+        # Hot: once per sequence and step.
+        grow, rows, budget = draft.reservation.grow, draft.rows, draft.budget
         for seq in self.running:
             kv = seq.kv
             assert kv is not None, "I7: a running sequence has KV"
             wanted = len(seq.token_ids) - kv.num_computed
             if wanted > 1:
                 draft.prefilling.append(seq)
-            elif wanted and draft.budget:
+            elif wanted and len(rows) < budget:
                 if grow(kv, 1):
-                    draft.rows.append((seq, 1))
-                    draft.decodes += (seq,) if seq.may_guess else ()
-                    draft.budget -= 1
+                    rows.append((seq, 1))
                 elif self._preempt_one():
                     return False
+        draft.budget = budget - len(rows)
+        draft.num_decodes = len(rows)
         return all(self._grow_chunk(draft, seq) for seq in draft.prefilling)
 
     def _grow_chunk(self, draft: _Draft, seq: Sequence) -> bool:
@@ -406,6 +413,9 @@ class Scheduler:
         new_slots: list[SlotState] = []
         row_plans: list[RowPlan] = []
         masks: list[GrammarMask] = []
+        service: dict[str, int] = {}
+        all_drafts = draft.drafts
+        # Hot: once per row and step.
         for seq, count in draft.rows:
             kv, tokens = seq.kv, seq.token_ids
             assert kv is not None, "I7: a running sequence has KV"
@@ -414,18 +424,25 @@ class Scheduler:
                 new_slots.append(seq.slot_state())
             start = kv.num_computed
             end = start + count
-            drafts = draft.drafts.get(seq, ())
+            drafts = all_drafts.get(seq, ()) if all_drafts else ()
             num_samples = seq.num_samples if end == len(tokens) else 0
             if start < seq.num_lost:
                 self.counters.recomputed_tokens += min(end, seq.num_lost) - start
-            self.waiting.charge(seq, num_samples + len(drafts), held=end)
+            tenant = seq.state.account.tenant
+            served = (num_samples + len(drafts)) * HELD_STEPS + end
+            service[tenant] = service.get(tenant, 0) + served
             if seq.grammar is not None and end == len(tokens):
                 masks += grammar_masks(seq.grammar, drafts, row=len(row_plans), offset=count - 1)
             fresh = (tokens[start],) if count == 1 else tuple(tokens[start:end])
-            row = RowPlan(seq.slot, start, fresh, self._table_updates(kv), num_samples)
+            row = RowPlan(seq.slot, start, fresh, (), num_samples)
+            for table in kv.tables:
+                if table.num_synced != len(table.blocks):
+                    row.tables = self._table_updates(kv)
+                    break
             if drafts:
                 self.speculation.put(row, drafts)
             row_plans.append(row)
+        self.waiting.charge_running(service)
         plan = StepPlan(
             step_id=step_id,
             generation=self.generation,
@@ -438,11 +455,11 @@ class Scheduler:
         return ScheduledStep(plan, draft.rows, draft.paths)
 
     def _table_updates(self, kv: SequenceKV) -> tuple[TableUpdate, ...]:
-        updates: tuple[TableUpdate, ...] = ()
-        for group, table in enumerate(kv.tables):
-            if table.num_synced != len(table.blocks):
-                updates += (table.take_update(group, self._kv.block_size),)
-        return updates
+        return tuple(
+            table.take_update(group, self._kv.block_size)
+            for group, table in enumerate(kv.tables)
+            if table.num_synced != len(table.blocks)
+        )
 
     @property
     def num_refusals(self) -> int:

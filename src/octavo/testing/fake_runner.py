@@ -81,6 +81,15 @@ def hidden_state(histories: list[list[int]]) -> bytes:
     return struct.pack("<2f", key % 1009 + 1, key % 1013)
 
 
+def _with_drafts(plan: StepPlan, proposals: dict[int, tuple[int, ...]]) -> StepPlan:
+    """The plan with the runner's own drafts in their rows."""
+    rows = list(plan.rows)
+    for index, drafts in proposals.items():
+        tokens = rows[index].token_ids + drafts
+        rows[index] = replace(rows[index], token_ids=tokens, num_drafts=len(drafts))
+    return replace(plan, rows=tuple(rows))
+
+
 def _values(tokens: list[int], start: int, end: int) -> list[int]:
     """What the slots of positions ``start`` to ``end`` hold."""
     return [token << _POSITION_BITS | at for at, token in enumerate(tokens[start:end], start)]
@@ -153,11 +162,8 @@ class FakeRunner:
         self._apply_slots(plan)
         self._apply_copies(plan)
         proposals = {i: self._propose(row) for i, row in enumerate(plan.rows) if row.num_proposals}
-        rows = list(plan.rows)
-        for index, drafts in proposals.items():
-            tokens = rows[index].token_ids + drafts
-            rows[index] = replace(rows[index], token_ids=tokens, num_drafts=len(drafts))
-        plan = replace(plan, rows=tuple(rows))
+        if proposals:
+            plan = _with_drafts(plan, proposals)
         for index, row in enumerate(plan.rows):
             if self.fail_next and index >= len(plan.rows) // 2:
                 self.fail_next = False
@@ -239,8 +245,16 @@ class FakeRunner:
             store, first = self._store[group], slot.first_blocks[group]
             touched = slice(row.start // size - first, (end - 1) // size - first + 1)
             self._written[group].update(table[touched])
-            for position, value in enumerate(values, row.start):
-                store[table[position // size - first]][position % size] = value
+            if len(values) == 1:
+                store[table[row.start // size - first]][row.start % size] = values[0]
+                continue
+            offset = row.start % size
+            taken = 0
+            for block in table[touched]:
+                part = values[taken : taken + size - offset]
+                store[block][offset : offset + len(part)] = part
+                taken += len(part)
+                offset = 0
 
     def _read(self, slot: _Slot, group: int, end: int) -> list[int] | None:
         """Tokens that a query at position ``end - 1`` sees in one group, checked slot by slot.
@@ -259,7 +273,7 @@ class FakeRunner:
             return None
         if raw != slot.values[start:end]:
             raise FakeRunnerError(f"a row read KV that is not its own (positions {start}-{end})")
-        return [value >> _POSITION_BITS for value in raw]
+        return slot.history[start:end]
 
     def _sample(self, index: int, row: RowPlan, masks: dict[tuple[int, int], bytes]) -> RowResult:
         """Sample behind the row's own tokens and behind each draft, up to the first that differs.
@@ -301,10 +315,9 @@ class FakeRunner:
         """What may follow a beam. Its KV was found to be numbers already."""
         if not slot.state.num_candidates:
             return ()
-        groups = range(len(self.info.groups))
         return next_candidates(
             slot.state,
-            [self._read(slot, group, end) or [] for group in groups],
+            [slot.history[visible_from(end - 1, group.window) : end] for group in self.info.groups],
             count=slot.state.num_candidates,
             vocab_size=self.info.vocab_size,
         )
@@ -321,16 +334,12 @@ class FakeRunner:
             histories.append(seen)
         if mask and not any(mask):
             return None
+        state, vocab_size = slot.state, self.info.vocab_size
         return tuple(
-            next_token(
-                slot.state,
-                branch,
-                histories,
-                position=end,
-                vocab_size=self.info.vocab_size,
-                mask=mask,
-            )
-            for branch in range(slot.state.branch, slot.state.branch + num_samples)
+            [
+                next_token(state, branch, histories, position=end, vocab_size=vocab_size, mask=mask)
+                for branch in range(state.branch, state.branch + num_samples)
+            ]
         )
 
     def holds_nan(self, group: int, block: int) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from octavo.kv.block_pool import OwnerKind
 from octavo.kv.block_table import NOBODY, Account, SequenceKV
+from octavo.kv.charges import Holding
 from octavo.kv.kv_state import KVState
-from octavo.kv.ledger import Holding, Ledger
+from octavo.kv.ledger import Ledger
 
 
 def recount(kv: KVState) -> Ledger:
