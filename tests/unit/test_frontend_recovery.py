@@ -134,3 +134,30 @@ def test_a_probe_that_leaves_makes_room_for_the_next() -> None:
     bench.end("a")
     bench.submit()
     assert bench.recovery.probe == "c"
+
+
+def test_those_that_passed_go_on_in_the_order_of_arrival() -> None:
+    """Nobody who arrived while suspects ran alone, or who never was one, overtakes them."""
+    bench = Bench("abcdef", {})
+    bench.recovery.engine_died({"b", "d", "e"})
+    bench.recovery.restart("abcdef")
+    submitted = []
+    while len(bench.left) > len(submitted):
+        before = set(bench.attempt)
+        bench.submit()
+        submitted += [name for name in bench.attempt if name not in before]
+        if bench.recovery.probe is None:
+            break
+        bench.step()
+    assert submitted[:3] == ["b", "d", "e"]
+    # "e", the last that ran alone, stays; "b" and "d" come back where they stood.
+    assert submitted[3:] == ["a", "b", "c", "d", "f"]
+
+
+def test_whoever_is_queued_again_stands_where_it_stood() -> None:
+    """One that its reader paused, or whose outputs were lost, is no newcomer."""
+    bench = Bench("abc", {})
+    bench.recovery.left("a")
+    bench.recovery.queue("a")
+    bench.submit()
+    assert list(bench.attempt) == ["a", "b", "c"]

@@ -43,7 +43,7 @@ class BranchRecord:
 
 @dataclass(slots=True)
 class JournalEntry:
-    """One request. ``epoch`` counts its attempts.
+    """One request, the ``arrival``-th that came. ``epoch`` counts its attempts.
 
     ``blamed`` counts the engine deaths at which it ran alone; ``probation`` the tokens that it
     still has to give before it is trusted, of ``last_probation`` at the last death.
@@ -52,6 +52,7 @@ class JournalEntry:
     request: Request
     branches: list[BranchRecord]
     numerics: Numerics = UNKNOWN_NUMERICS
+    arrival: int = 0
     epoch: int = 0
     blamed: int = 0
     probation: int = 0
@@ -98,6 +99,7 @@ class Journal:
         self.max_tokens = max_tokens
         self._entries: dict[str, JournalEntry] = {}
         self._num_tokens = 0
+        self._num_arrived = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -124,7 +126,8 @@ class Journal:
             sampling = replace(request.sampling, seed=self._draw_seed())
             request = replace(request, sampling=sampling)
         branches = [BranchRecord() for _ in range(request.sampling.num_branches)]
-        entry = JournalEntry(request, branches, numerics)
+        self._num_arrived += 1
+        entry = JournalEntry(request, branches, numerics, self._num_arrived)
         self._entries[request.request_id] = entry
         self._num_tokens += size
         return entry

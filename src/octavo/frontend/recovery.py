@@ -4,6 +4,9 @@
           → suspects run one at a time, each until it ended or gave ``probation`` tokens
           → whoever passed is parked until no suspect is left, then all go on together
 
+Within either queue the order is that of arrival, whoever comes back and whenever: the engine serves
+each tenant's requests, and tenants that were served alike, in the order in which it hears of them.
+
 Only a request that ran alone at a death is blamed for it; ``RETRY_BUDGET`` times in a row and it
 is dropped. Each further death that a request is party to lengthens its probation, so that one
 that kills late is found out too.
@@ -11,7 +14,7 @@ that kills late is found out too.
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from collections.abc import Iterable
 
 from octavo.frontend.journal import Journal
@@ -27,8 +30,9 @@ class Recovery:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._suspects: deque[str] = deque()
-        self._others: deque[str] = deque()
+        # (arrival, request id), the earliest first.
+        self._suspects: list[tuple[int, str]] = []
+        self._others: list[tuple[int, str]] = []
         self._probe: str | None = None
 
     @property
@@ -69,22 +73,20 @@ class Recovery:
         """Let a request wait for its turn."""
         entry = self._journal.get(request_id)
         assert entry is not None, "a request in flight is journaled"
-        (self._suspects if entry.probation else self._others).append(request_id)
+        insort(self._suspects if entry.probation else self._others, (entry.arrival, request_id))
 
     def next(self) -> str | None:
         """The request to be submitted now; ``took`` says that it was."""
         if self._probe is not None:
             return None
         queue = self._suspects or self._others
-        return queue[0] if queue else None
+        return queue[0][1] if queue else None
 
     def took(self, request_id: str) -> None:
         """``next`` was submitted: a suspect has the engine to itself."""
         if self._suspects:
-            self._suspects.popleft()
             self._probe = request_id
-        else:
-            self._others.popleft()
+        del (self._suspects or self._others)[0]
 
     def delivered(self, request_id: str, num_tokens: int) -> bool:
         """A request gave tokens. Returns whether it passed and is to be parked for the next."""
@@ -100,7 +102,7 @@ class Recovery:
         self._probe = None
         if not self._suspects:
             return False
-        self._others.append(request_id)
+        self.queue(request_id)
         return True
 
     def left(self, request_id: str) -> None:
@@ -108,5 +110,4 @@ class Recovery:
         if self._probe == request_id:
             self._probe = None
         for queue in (self._suspects, self._others):
-            if request_id in queue:
-                queue.remove(request_id)
+            queue[:] = [waiting for waiting in queue if waiting[1] != request_id]
