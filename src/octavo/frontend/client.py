@@ -408,9 +408,10 @@ class AsyncEngineClient:
             self._forget(request_id)
         elif stream.overfull:
             self._pause(stream)
-        elif self._recovery.delivered(request_id, _num_tokens(output)):
+        elif self._recovery.active and self._recovery.delivered(request_id, _num_tokens(output)):
             self._take_out(request_id)
-        self._advance_replay()
+        if self._recovery.active:
+            self._advance_replay()
 
     def _restart(self, request_id: str) -> None:
         """Take a request back and submit it again from the journal."""

@@ -113,7 +113,7 @@ class DealerTransport:
         assert receiver is not None
         while self._loop is not None and (frame := _receive(self._socket)) is not None:
             receiver.frame_received(frame)
-        while self._loop is not None and self._monitor.poll(0):
+        while self._loop is not None and _is_readable(self._monitor):
             event = recv_monitor_message(self._monitor)["event"]
             if event == zmq.EVENT_DISCONNECTED:
                 receiver.disconnected()
@@ -125,8 +125,12 @@ def _descriptor(socket: zmq.Socket[bytes]) -> int:
     return int(socket.getsockopt(zmq.FD))
 
 
+def _is_readable(socket: zmq.Socket[bytes]) -> bool:
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+
 def _receive(socket: zmq.Socket[bytes]) -> bytes | None:
-    try:
-        return b"".join(socket.recv_multipart(zmq.NOBLOCK))
-    except zmq.Again:
+    # Asked first, since an exception at the end of every turn would cost more.
+    if not _is_readable(socket):
         return None
+    return b"".join(socket.recv_multipart(zmq.NOBLOCK))

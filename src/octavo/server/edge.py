@@ -12,7 +12,7 @@ import ipaddress
 import logging
 import re
 import uuid
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -73,13 +73,13 @@ class Edge:
         dialect = dialect_of(scope["path"])
         started = False
 
-        async def send_with_id(message: Message) -> None:
+        def send_with_id(message: Message) -> Awaitable[None]:
             nonlocal started
-            if message["type"] == "http.response.start":
+            if not started and message["type"] == "http.response.start":
                 started = True
                 named = [*message["headers"], (b"x-request-id", request_id.encode())]
                 message = {**message, "headers": named}
-            await send(message)
+            return send(message)
 
         try:
             self._check_host(headers, scope.get("octavo.target", b"/"))

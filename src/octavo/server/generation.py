@@ -14,7 +14,7 @@ from starlette.types import Receive
 
 from octavo.core.request import FinishReason, Request, TokenLogprobs
 from octavo.frontend import BranchDelta, RequestOutput, RequestStream, Usage
-from octavo.server.metrics import Outcome
+from octavo.server.metrics import Outcome, RequestWatch
 from octavo.server.state import ServerState
 
 Item = tuple[int, RequestOutput]
@@ -112,12 +112,14 @@ class Generation:
         watches = [metrics.watch(stream.request) for stream in self._streams]
         outcome = Outcome.ABORT
         try:
+            if len(self._streams) == 1:
+                # The common case, without a generator in between.
+                async for output in self._streams[0]:
+                    yield self._note(watches[0], 0, output)
+                return
             async with contextlib.aclosing(self._merged()) as merged:
                 async for index, output in merged:
-                    watches[index].observe(output)
-                    self._first_at = self._first_at or metrics.clock()
-                    self._usage[index] = output.usage
-                    yield index, output
+                    yield self._note(watches[index], index, output)
         except Exception:
             outcome = Outcome.ERROR
             raise
@@ -125,11 +127,14 @@ class Generation:
             for watch in watches:
                 watch.close(outcome)
 
+    def _note(self, watch: RequestWatch, index: int, output: RequestOutput) -> Item:
+        watch.observe(output)
+        if self._first_at is None:
+            self._first_at = self._state.metrics.clock()
+        self._usage[index] = output.usage
+        return index, output
+
     async def _merged(self) -> AsyncGenerator[Item, None]:
-        if len(self._streams) == 1:
-            async for output in self._streams[0]:
-                yield 0, output
-            return
         waiting = {self._next(index): index for index in range(len(self._streams))}
         try:
             while waiting:

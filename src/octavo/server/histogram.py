@@ -1,6 +1,6 @@
-"""A histogram for what is observed once per token: a bisection and three additions.
+"""A histogram and a counter for what is observed once per token: a bisection, a few additions.
 
-The library's own takes a lock per bucket; these are only ever touched by the event loop's thread.
+The library's own take locks; these are only ever touched by the event loop's thread.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from math import inf
 
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 
@@ -38,4 +38,19 @@ class TokenHistogram(Collector):
             total += count
             buckets.append(("+Inf" if bound == inf else str(float(bound)), total))
         family.add_metric([self._model], buckets=buckets, sum_value=self._sum)
+        yield family
+
+
+class TokenCounter(Collector):
+    """A sum that is added to by ``value += …``; rendered at scrape time."""
+
+    def __init__(self, name: str, *, model: str) -> None:
+        self._name = name
+        self._model = model
+        self.value = 0
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """See ``prometheus_client``."""
+        family = CounterMetricFamily(self._name, "counted at the frontend", labels=["model_name"])
+        family.add_metric([self._model], self.value)
         yield family

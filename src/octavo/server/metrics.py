@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from octavo.core.request import Request
 from octavo.frontend import AsyncEngineClient, RequestOutput
-from octavo.server.histogram import TokenHistogram
+from octavo.server.histogram import TokenCounter, TokenHistogram
 
 Limits = Mapping[str, tuple[float, float]]
 
@@ -180,7 +180,8 @@ class Metrics:
         self._registry.register(self.inter_token)
         self.latency = self._histogram("e2e_request_latency_seconds", _SECONDS)
         self.prompt_tokens = self._tokens("prompt_tokens")
-        self.generation_tokens = self._tokens("generation_tokens")
+        self.generation_tokens = TokenCounter("vllm:generation_tokens", model=model)
+        self._registry.register(self.generation_tokens)
         self._finished = Counter(
             "vllm:request_success",
             "finished choices by reason",
@@ -249,7 +250,7 @@ class RequestWatch:
         """``count`` tokens of one branch; those that came together share the gap before them."""
         before = self._seen_at.get(branch)
         self._seen_at[branch] = now
-        self._metrics.generation_tokens.inc(count)
+        self._metrics.generation_tokens.value += count
         if before is not None:
             self._metrics.inter_token.observe((now - before) / count, count)
 

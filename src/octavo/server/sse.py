@@ -78,6 +78,7 @@ class _Stream:
         self._http = http
         self._framing = framing
         self._send = http.send
+        self._time = asyncio.get_running_loop().time
         self._sent_at = 0.0
 
     async def run(
@@ -123,13 +124,12 @@ class _Stream:
 
     async def _write(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        self._sent_at = asyncio.get_running_loop().time()
+        self._sent_at = self._time()
 
     async def _ping(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._sent_at = loop.time()
+        self._sent_at = self._time()
         while True:
-            silence = loop.time() - self._sent_at
+            silence = self._time() - self._sent_at
             if silence >= PING_S:
                 await self._write(self._framing.ping)
                 silence = 0.0

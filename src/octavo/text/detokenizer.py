@@ -30,11 +30,9 @@ class IncrementalDetokenizer:
         Raises:
             InvalidRequestError: an id is outside the vocabulary.
         """
-        tokenizer = self._tokenizer
+        tokenizer, skips = self._tokenizer, self._skip_special_tokens
         data = b"".join(
-            tokenizer.token_bytes(i)
-            for i in ids
-            if not (self._skip_special_tokens and tokenizer.is_special(i))
+            [tokenizer.streamed_bytes(i) for i in ids if not (skips and tokenizer.is_special(i))]
         )
         return self._first(self._decoder.decode(data))
 

@@ -48,6 +48,7 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._added = {token.text: token for token in vocabulary.added}
         self._added_by_id = {token.id: token for token in vocabulary.added}
+        self._streamed: dict[int, bytes] = {}
         longest_first = sorted(self._added, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)))
         self.vocab_size: Final = max(len(vocabulary.tokens), vocab_size or 0)
@@ -145,6 +146,17 @@ class Tokenizer:
             return _byte_level_bytes(spelling)
         byte = _BYTE_TOKEN.fullmatch(spelling)
         return bytes([int(byte[1], 16)]) if byte else spelling.replace("▁", " ").encode()
+
+    def streamed_bytes(self, token_id: int) -> bytes:
+        """``token_bytes``, remembered: the tokens of streams come again and again.
+
+        Raises:
+            InvalidRequestError: the id is outside the vocabulary.
+        """
+        known = self._streamed.get(token_id)
+        if known is None:
+            known = self._streamed[token_id] = self.token_bytes(token_id)
+        return known
 
     def is_special(self, token_id: int) -> bool:
         """Whether the id is a control token."""
