@@ -21,7 +21,6 @@ from octavo.server.sse import END_OF_EVENT, event
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody
 from octavo.text.reasoning import Reasoning
-from octavo.text.tool_parser import ToolDelta
 
 
 async def chat_completions(state: ServerState, http: Exchange) -> None:
@@ -148,14 +147,7 @@ class _Writer(OpenAIFraming):
 
     def _contents(self, delta: BranchDelta) -> list[bytes]:
         """A delta as the ``delta`` objects of its chunks; none where nothing is certain yet."""
-        pieces = self._readers[delta.branch].read(delta)
-        found = [
-            # What most deltas are.
-            b'{"content":' + encode_json(piece) + b"}"
-            if isinstance(piece, str)
-            else encode_json(_delta(piece))
-            for piece in pieces
-        ]
+        found = [encode_json(_delta(piece)) for piece in self._readers[delta.branch].read(delta)]
         beside = delta.logprobs or (self._call.shows_ids and delta.token_ids)
         return found or ([b'{"content":""}'] if beside else [])
 
@@ -184,7 +176,9 @@ class _Writer(OpenAIFraming):
         )
 
 
-def _delta(piece: Reasoning | ToolDelta) -> dict[str, object]:
+def _delta(piece: Piece) -> dict[str, object]:
+    if isinstance(piece, str):
+        return {"content": piece}
     if isinstance(piece, Reasoning):
         return {"reasoning_content": piece.text}
     call: dict[str, object] = {"index": piece.index}
