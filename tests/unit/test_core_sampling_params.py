@@ -8,17 +8,20 @@ from dataclasses import fields
 import pytest
 
 from octavo.core import SamplingParams, validate_sampling_params
+from octavo.core.grammar import Grammar
 from octavo.errors import InvalidRequestError
 
 VOCAB = 100
 HOSTILE_INTEGERS = [True, 1.5, "1", None, math.nan, -(1 << 70), 1 << 70]
 HOSTILE_NUMBERS = [True, "1", None, math.nan, math.inf, -math.inf, 1e308, -1e308]
-INTEGERS = ["n", "best_of", "max_tokens", "min_tokens", "top_k", "seed", "logprobs"]
+INTEGERS = ["n", "best_of", "max_tokens", "min_tokens", "top_k", "seed", "logprobs",
+            "prompt_logprobs"]  # fmt: skip
 NUMBERS = [
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "length_penalty",
 ]  # fmt: skip
-MAY_BE_NONE = {"best_of", "max_tokens", "seed", "logprobs"}
+DIGITS = Grammar(kind="regex", text="[0-9]+")
+MAY_BE_NONE = {"best_of", "max_tokens", "seed", "logprobs", "prompt_logprobs"}
 
 
 def refused(**values: object) -> str | None:
@@ -53,6 +56,19 @@ def test_hostile_numbers(name: str, value: object) -> None:
     ("values", "param"),
     [
         ({"n": 0}, "n"),
+        ({"allowed_token_ids": (1, VOCAB)}, "allowed_token_ids"),
+        ({"allowed_token_ids": (1,) * 20_000}, "allowed_token_ids"),
+        ({"allowed_token_ids": (1,), "bad_words": ("x",)}, "allowed_token_ids"),
+        ({"allowed_token_ids": (1,), "grammar": DIGITS}, "allowed_token_ids"),
+        ({"bad_words": ("x",), "grammar": DIGITS}, "bad_words"),
+        ({"bad_words": ("",)}, "bad_words"),
+        ({"bad_words": "x"}, "bad_words"),
+        ({"bad_words": ("x",) * 129}, "bad_words"),
+        ({"bad_words": ("x" * 129,)}, "bad_words"),
+        (
+            {"prompt_logprobs": 2, "use_beam_search": True, "best_of": 2, "temperature": 0.0},
+            "prompt_logprobs",
+        ),
         ({"n": 129}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
@@ -105,5 +121,6 @@ def test_every_numeric_field_is_in_the_tables() -> None:
     others = {
         "logit_bias", "ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output",
         "skip_special_tokens", "use_beam_search", "early_stopping", "grammar",
+        "allowed_token_ids", "bad_words", "bad_token_ids",
     }  # fmt: skip
     assert {field.name for field in fields(SamplingParams)} == {*INTEGERS, *NUMBERS, *others}

@@ -127,7 +127,8 @@ class BranchOutput:
     ``error_code`` is the code of its class in ``octavo.errors`` ("cancelled" for an abort). The
     last of ``token_ids`` may be the one that ended the branch: ``stop_token_id`` names it.
     ``num_accepted`` of the step's ``num_drafts`` draft tokens are among ``token_ids``. ``hidden``
-    is the state that a probe asked for: float32 values, little-endian.
+    is the state that a probe asked for: float32 values, little-endian. ``prompt_logprobs`` come
+    with the first token of all, one entry per token of the prompt but its first.
     """
 
     request_id: str
@@ -145,3 +146,4 @@ class BranchOutput:
     error_code: str | None = None
     error_param: str | None = None
     hidden: bytes = b""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()

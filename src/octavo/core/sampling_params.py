@@ -18,6 +18,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
+MAX_ALLOWED_TOKEN_IDS = 1 << 14
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 128
 MAX_TOKENS = 1 << 20
 SEED_LIMIT = 1 << 63
 
@@ -29,7 +32,10 @@ class SamplingParams:
     The order in which they act is fixed: penalties, bias, bans (``min_tokens``), temperature,
     ``top_k``, ``top_p``, ``min_p``. ``temperature`` 0 is greedy: highest logit, ties to the
     lowest id. ``max_tokens`` None means "up to the model's context". ``logprobs`` is the number
-    of alternatives to report per token (0: the chosen one only), of the raw logits.
+    of alternatives to report per token (0: the chosen one only), of the raw logits;
+    ``prompt_logprobs`` the same for every token of the prompt but its first.
+    Nothing but ``allowed_token_ids`` (empty: all) is sampled. No ``bad_words`` entry is sampled in
+    the tokens that it has alone or behind a space; the frontend spells these ``bad_token_ids``.
     ``grammar`` binds the whole text of every branch, which ends where nothing more may follow. Of
     ``best_of`` branches (None: ``n``) the ``n`` with the highest mean logprob are returned, best
     first.
@@ -63,6 +69,10 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
     grammar: Grammar | None = None
     use_beam_search: bool = False
     length_penalty: float = 1.0
@@ -113,8 +123,9 @@ def validate_sampling_params(params: SamplingParams, *, vocab_size: int) -> None
         )
     for token, _ in params.logit_bias:
         _integer("logit_bias", token, (0, vocab_size - 1))
-    for token in params.stop_token_ids:
-        _integer("stop_token_ids", token, (0, vocab_size - 1))
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        for token in getattr(params, name):
+            _integer(name, token, (0, vocab_size - 1))
 
 
 def _check_ranges(params: SamplingParams) -> None:
@@ -139,8 +150,11 @@ def _check_ranges(params: SamplingParams) -> None:
     _number("frequency_penalty", params.frequency_penalty, (-2.0, 2.0))
     if params.logprobs is not None:
         _integer("logprobs", params.logprobs, (0, MAX_LOGPROBS))
+    if params.prompt_logprobs is not None:
+        _integer("prompt_logprobs", params.prompt_logprobs, (0, MAX_LOGPROBS))
     _token_lists(params)
-    _stop_strings(params.stop)
+    _bans(params)
+    _texts("stop", params.stop, (MAX_STOP_STRINGS, MAX_STOP_STRING_CHARS))
     if params.grammar is not None:
         _grammar(params, params.grammar)
     _beam_search(params)
@@ -188,6 +202,9 @@ _NEUTRAL_IN_BEAM_SEARCH = {
     "frequency_penalty": 0.0,
     "logit_bias": (),
     "stop": (),
+    "prompt_logprobs": None,
+    "allowed_token_ids": (),
+    "bad_words": (),
 }
 
 
@@ -221,10 +238,33 @@ def _beam_search(params: SamplingParams) -> None:
     for name, neutral in _NEUTRAL_IN_BEAM_SEARCH.items():
         if (value := getattr(params, name)) != neutral:
             shown = f"{value} " if isinstance(value, (int, float)) else ""
-            remedy = f"; it must be {neutral:g}" if shown else "; leave it out"
+            is_number = isinstance(neutral, (int, float))
+            remedy = f"; it must be {neutral:g}" if is_number else "; leave it out"
             raise InvalidRequestError(
                 f"{name} {shown}has no meaning with use_beam_search{remedy}", param=name
             )
+
+
+def _bans(params: SamplingParams) -> None:
+    _texts("bad_words", params.bad_words, (MAX_BAD_WORDS, MAX_BAD_WORD_CHARS))
+    allowed = params.allowed_token_ids
+    if len(allowed) > MAX_ALLOWED_TOKEN_IDS:
+        raise InvalidRequestError(
+            f"allowed_token_ids has {len(allowed)} entries; the limit is {MAX_ALLOWED_TOKEN_IDS}",
+            param="allowed_token_ids",
+        )
+    others = {"bad_words": params.bad_words, "a grammar": params.grammar}
+    for name, other in others.items():
+        if allowed and other:
+            raise InvalidRequestError(
+                f"allowed_token_ids cannot be combined with {name}; leave one of them out",
+                param="allowed_token_ids",
+            )
+    if params.bad_words and params.grammar is not None:
+        raise InvalidRequestError(
+            f"bad_words cannot be combined with {params.grammar.field}; leave one of them out",
+            param="bad_words",
+        )
 
 
 def _token_lists(params: SamplingParams) -> None:
@@ -255,20 +295,20 @@ def _grammar(params: SamplingParams, grammar: Grammar) -> None:
             )
 
 
-def _stop_strings(stop: str | Sequence[object]) -> None:
-    if isinstance(stop, str):
-        raise InvalidRequestError("stop must be a list of strings, not a string", param="stop")
-    if len(stop) > MAX_STOP_STRINGS:
+def _texts(name: str, texts: str | Sequence[object], limits: tuple[int, int]) -> None:
+    most, longest = limits
+    if isinstance(texts, str):
+        raise InvalidRequestError(f"{name} must be a list of strings, not a string", param=name)
+    if len(texts) > most:
         raise InvalidRequestError(
-            f"stop has {len(stop)} strings; the limit is {MAX_STOP_STRINGS}", param="stop"
+            f"{name} has {len(texts)} strings; the limit is {most}", param=name
         )
-    for text in stop:
+    for text in texts:
         if not isinstance(text, str) or not text:
-            raise InvalidRequestError("stop strings must be non-empty strings", param="stop")
-        if len(text) > MAX_STOP_STRING_CHARS:
+            raise InvalidRequestError(f"{name} strings must be non-empty strings", param=name)
+        if len(text) > longest:
             raise InvalidRequestError(
-                f"a stop string has {len(text)} characters; the limit is {MAX_STOP_STRING_CHARS}",
-                param="stop",
+                f"a {name} string has {len(text)} characters; the limit is {longest}", param=name
             )
 
 

@@ -72,7 +72,8 @@ class RowPlan:
     for branches ``branch … branch + n - 1`` from the one row. ``num_drafts`` of the trailing
     tokens are drafts to verify: the row samples after the token before them and after each of
     them, the history of each sample ending with the drafts before it. ``num_proposals`` more may
-    be drafted and verified by the runner itself. ``source_row`` ≥ 0
+    be drafted and verified by the runner itself. Behind each of the first ``num_scored`` tokens the
+    prompt's next token, which the slot knows, is given its logprob. ``source_row`` ≥ 0
     says that the last token id is unknown here and is what that row of the previous step sampled
     (pipelining).
     """
@@ -84,12 +85,18 @@ class RowPlan:
     num_samples: int = 0
     num_drafts: int = 0
     num_proposals: int = 0
+    num_scored: int = 0
     source_row: int = -1
 
     @property
     def num_provisional(self) -> int:
         """Slots behind the row's own tokens, of which the accepted drafts stay."""
         return self.num_drafts + self.num_proposals
+
+    @property
+    def answers(self) -> bool:
+        """Whether there is a result for it."""
+        return bool(self.num_samples or self.num_scored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +153,8 @@ class StepPlan:
 
 @dataclass(slots=True)
 class RowResult:
-    """What one row produced. ``row`` indexes ``StepPlan.rows``; rows without samples are absent.
+    """What one row produced. ``row`` indexes ``StepPlan.rows``; rows that neither sample nor score
+    are absent.
 
     Results stand in the order of their rows.
 
@@ -156,7 +164,8 @@ class RowResult:
     ``logprobs`` is empty unless the row's parameters ask for it. ``failed`` says that some sample
     had no finite logit that is allowed: the request is at fault, not the step. ``candidates`` are
     (token id, logprob) of the likeliest tokens, ties by id, where the slot asks for them.
-    ``hidden`` is the state that its probe asks for: float32, little-endian.
+    ``hidden`` is the state that its probe asks for: float32, little-endian. ``scores`` are those of
+    the prompt's tokens, ``num_scored`` of them.
     """
 
     row: int
@@ -167,6 +176,7 @@ class RowResult:
     failed: bool = False
     candidates: tuple[tuple[int, float], ...] = ()
     hidden: bytes = b""
+    scores: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,9 @@ from octavo.errors import ContextLengthError, InvalidRequestError, OctavoError
 from octavo.kv import KVCacheManager, PrefixKey
 from octavo.scheduler import RequestState, Sequence
 
+# What is told of one prompt goes in one message.
+MAX_PROMPT_LOGPROBS = 1 << 19
+
 
 class RequestTable:
     """Live requests and their deadlines. A request has one state and one owner epoch (I7)."""
@@ -57,6 +60,7 @@ class RequestTable:
         validate_priority(request.priority)
         if request.probe is not None:
             validate_probe(request.probe, sampling, vocab_size=info.vocab_size)
+        self._check_ids(request)
         if sampling.width > self._max_num_seqs:
             name = sampling.width_field
             raise InvalidRequestError(
@@ -70,6 +74,23 @@ class RequestTable:
                 param="prompt",
             )
         return self._fit(request)
+
+    def _check_ids(self, request: Request) -> None:
+        """What is asked of single tokens: that some may be sampled, and not too many are told."""
+        sampling = request.sampling
+        ends = {*request.eos_token_ids, *sampling.stop_token_ids}
+        if sampling.min_tokens and ends.issuperset(sampling.allowed_token_ids or (-1,)):
+            raise InvalidRequestError(
+                "allowed_token_ids holds nothing but ends, which min_tokens forbids; allow more",
+                param="allowed_token_ids",
+            )
+        num_told = len(request.prompt_token_ids) * (1 + (sampling.prompt_logprobs or 0))
+        if sampling.prompt_logprobs is not None and num_told > MAX_PROMPT_LOGPROBS:
+            raise InvalidRequestError(
+                f"prompt_logprobs would tell {num_told} logprobs of this prompt; the limit is "
+                f"{MAX_PROMPT_LOGPROBS}; ask for fewer alternatives",
+                param="prompt_logprobs",
+            )
 
     def _fit(self, request: Request) -> int:
         """The output limit, with the worst case over all branches held against the pool."""

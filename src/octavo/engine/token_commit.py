@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from octavo.core.request import BranchOutput, FinishReason, TokenLogprobs
 from octavo.core.step import RowPlan, RowResult, StepResult
@@ -10,7 +10,7 @@ from octavo.engine.beam_commit import BeamCommitter
 from octavo.engine.stats import DraftCounters
 from octavo.errors import EngineError
 from octavo.kv import KVCacheManager
-from octavo.scheduler import ScheduledStep, Scheduler, Sequence
+from octavo.scheduler import RequestState, ScheduledStep, Scheduler, Sequence
 
 
 def validate_result(step: ScheduledStep, result: StepResult, vocab_size: int) -> None:
@@ -20,7 +20,7 @@ def validate_result(step: ScheduledStep, result: StepResult, vocab_size: int) ->
         EngineError: the runner answered something else than was asked.
     """
     rows = step.plan.rows
-    sampling = [index for index, row in enumerate(rows) if row.num_samples]
+    sampling = [index for index, row in enumerate(rows) if row.answers]
     if result.step_id != step.plan.step_id or len(result.rows) != len(sampling):
         raise EngineError("the runner answered another step than the one it was given")
     drawn: list[int] = []
@@ -28,6 +28,8 @@ def validate_result(step: ScheduledStep, result: StepResult, vocab_size: int) ->
         asked = rows[index]
         if row.row != index or len(row.token_ids) != asked.num_samples + row.num_verified:
             raise EngineError("the runner returned a wrong number of samples for a row")
+        if len(row.scores) != asked.num_scored:
+            raise EngineError("the runner returned a wrong number of scores for a row")
         if row.num_verified or row.proposals:
             _check_verified(asked, row)
         if not row.failed:
@@ -76,7 +78,7 @@ class TokenCommitter:
         if step.paths:
             rows, num_drafts = self._keep_best_paths(step, rows)
         step_rows, plan_rows = step.rows, step.plan.rows
-        for row in rows:
+        for row in _sampled(step, rows):
             seq = step_rows[row.row][0]
             seq = seq.trunk or seq
             if seq.state.beam is not None:
@@ -85,9 +87,11 @@ class TokenCommitter:
                 for index, branch in enumerate(self._fork(seq)):
                     logprobs = row.logprobs[index : index + 1]
                     outputs.append(_append(branch, (row.token_ids[index],), logprobs))
+                    _give_scores(branch.state, outputs[-1])
             elif seq.kv is not None:
                 output = _append(seq, row.token_ids, row.logprobs)
                 output.hidden = row.hidden
+                _give_scores(seq.state, output)
                 outputs.append(output)
                 asked = plan_rows[row.row]
                 if asked.num_drafts or asked.num_proposals:
@@ -155,6 +159,22 @@ class TokenCommitter:
         self._scheduler.add_fork(parent, children)
         self.num_forks += len(children)
         return [parent, *children]
+
+
+def _sampled(step: ScheduledStep, rows: Iterable[RowResult]) -> Iterator[RowResult]:
+    """Rows with samples; what scores came with any row is its request's."""
+    for row in rows:
+        if row.scores:
+            state = step.rows[row.row][0].state
+            state.take_scores(step.plan.rows[row.row].start, row.scores)
+        if row.token_ids:
+            yield row
+
+
+def _give_scores(state: RequestState, output: BranchOutput) -> None:
+    """The first output of all takes the prompt's logprobs along."""
+    if state.scores is not None:
+        output.prompt_logprobs, state.scores = tuple(state.scores), None
 
 
 def _append(

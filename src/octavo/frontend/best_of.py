@@ -25,11 +25,17 @@ class BestOf:
         self._held += deltas
         if not ended:
             return []
-        ranked = sorted(
-            merge_deltas(self._held), key=lambda delta: (-mean_logprob(delta), delta.branch)
-        )
+        merged = merge_deltas(self._held)
+        # They came with some branch, and belong to the answer.
+        scores = next((delta.prompt_logprobs for delta in merged if delta.prompt_logprobs), ())
+        ranked = sorted(merged, key=lambda delta: (-mean_logprob(delta), delta.branch))
         return [
-            replace(delta, branch=rank, logprobs=delta.logprobs if self._shows_logprobs else ())
+            replace(
+                delta,
+                branch=rank,
+                logprobs=delta.logprobs if self._shows_logprobs else (),
+                prompt_logprobs=() if rank else scores,
+            )
             for rank, delta in enumerate(ranked[: self._n])
         ]
 

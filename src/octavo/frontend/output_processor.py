@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo.core.request import BranchOutput, FinishReason, Request, StopBranch
 from octavo.errors import (
@@ -26,7 +26,7 @@ from octavo.errors import (
 from octavo.frontend.best_of import BestOf
 from octavo.frontend.journal import UNKNOWN_NUMERICS, GapError, Journal, JournalEntry, Numerics
 from octavo.frontend.outputs import BranchDelta, RequestOutput, Usage, merge_deltas
-from octavo.text import TextStream, Tokenizer
+from octavo.text import TextStream, Tokenizer, spell_words
 
 logger = logging.getLogger(__name__)
 
@@ -76,11 +76,16 @@ class OutputProcessor:
     def open(self, request: Request, numerics: Numerics = UNKNOWN_NUMERICS) -> JournalEntry:
         """Journal a request and prepare its text state; ``entry.submission()`` is to be sent.
 
+        Its ``bad_words`` are spelled in tokens now.
+
         ``numerics`` are those of the engine that is to run it.
 
         Raises:
             OverloadedError: the journal is full.
         """
+        if request.sampling.bad_words:
+            runs = spell_words(request.sampling.bad_words, self._tokenizer)
+            request = replace(request, sampling=replace(request.sampling, bad_token_ids=runs))
         entry = self.journal.open(request, numerics)
         sampling = entry.request.sampling
         texts = [
@@ -174,7 +179,14 @@ class OutputProcessor:
             self.journal.finish_branch(output.request_id, output.branch)
         logprobs = output.logprobs[:num_tokens]
         return BranchDelta(
-            output.branch, text, token_ids, logprobs, reason, stop_reason, None, output.hidden
+            branch=output.branch,
+            text=text,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            hidden=output.hidden,
+            prompt_logprobs=output.prompt_logprobs,
         )
 
     def _text(self, state: _Open, output: BranchOutput) -> tuple[str, int, str | None]:

@@ -33,6 +33,7 @@ class BranchDelta:
     finish it is complete. ``logprobs`` has one entry per token where they were asked for.
     ``stop_reason`` is the stop string or stop token id that ended the branch, where one did.
     ``hidden`` is the state that a probe asked for: float32 values, little-endian.
+    ``prompt_logprobs`` come with the first delta of all, an entry per prompt token but the first.
     """
 
     branch: int
@@ -43,6 +44,7 @@ class BranchDelta:
     stop_reason: str | int | None = None
     error: str | None = None
     hidden: bytes = b""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     def followed_by(self, later: BranchDelta) -> BranchDelta:
         """This delta and the next one as one."""
@@ -51,6 +53,7 @@ class BranchDelta:
             text=self.text + later.text,
             token_ids=self.token_ids + later.token_ids,
             logprobs=self.logprobs + later.logprobs,
+            prompt_logprobs=self.prompt_logprobs or later.prompt_logprobs,
         )
 
 

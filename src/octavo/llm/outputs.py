@@ -16,7 +16,8 @@ class Completion:
     """One finished branch of one prompt. ``logprobs`` has one entry per token where asked for.
 
     ``stop_reason`` is the stop string or stop token id that ended it, where one did;
-    ``cached_tokens`` of the prompt were read from the prefix cache.
+    ``cached_tokens`` of the prompt were read from the prefix cache. ``prompt_logprobs``, where
+    asked for, has one entry per token of the prompt but its first; the first branch holds it.
     """
 
     text: str
@@ -26,6 +27,7 @@ class Completion:
     logprobs: tuple[TokenLogprobs, ...] = ()
     branch: int = 0
     prompt_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     cached_tokens: int = 0
 
 
@@ -58,6 +60,7 @@ class Gathered:
                 finish_reason=delta.finish_reason or FinishReason.ERROR,
                 stop_reason=delta.stop_reason,
                 logprobs=delta.logprobs,
+                prompt_logprobs=delta.prompt_logprobs,
                 branch=branch,
                 prompt_token_ids=self._request.prompt_token_ids,
                 cached_tokens=self._reading.cached_tokens,

@@ -249,7 +249,7 @@ class Scheduler:
         """Add as much of ``seq`` as budget and blocks allow; False if one was preempted."""
         kv = seq.kv
         assert kv is not None
-        wanted = count = min(len(seq.token_ids) - kv.num_computed, draft.budget)
+        wanted = count = min(len(seq.token_ids) - kv.num_computed, draft.budget, seq.max_chunk)
         while count and not draft.reservation.grow(kv, count):
             count //= 2
         if count:
@@ -312,8 +312,10 @@ class Scheduler:
         while (seq := self.waiting.take()) is not None:
             if seq.num_seats > seats or not draft.budget or passed > self.config.max_num_seqs:
                 return
-            hit = self._kv.lookup(seq.state.digest, seq.token_ids)
-            if self._twin_is_computing(draft, seq, hit.length if hit else 0):
+            # Whoever wants the prompt's logprobs computes all of it.
+            scores = seq.state.scores is not None
+            hit = None if scores else self._kv.lookup(seq.state.digest, seq.token_ids)
+            if not scores and self._twin_is_computing(draft, seq, hit.length if hit else 0):
                 self.counters.twin_waits += 1
                 passed += 1
                 if hit is not None:
@@ -349,7 +351,7 @@ class Scheduler:
         demand = self._kv.promises.demand(*self._promise(seq))
         while True:
             num_cached = hit.length if hit else 0
-            count = min(len(seq.token_ids) - num_cached, draft.budget)
+            count = min(len(seq.token_ids) - num_cached, draft.budget, seq.max_chunk)
             if draft.reservation.admit(kv, count, hit=hit, demand=demand):
                 break
             if hit is None or hit.length % self._kv.block_size == 0:
@@ -439,6 +441,8 @@ class Scheduler:
                 if table.num_synced != len(table.blocks):
                     row.tables = self._table_updates(kv)
                     break
+            if seq.state.scores is not None:
+                row.num_scored = seq.num_scored(start, end)
             if drafts:
                 self.speculation.put(row, drafts)
             row_plans.append(row)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from octavo.core.grammar import GrammarState
-from octavo.core.request import Submit
+from octavo.core.request import Submit, TokenLogprobs
 from octavo.core.step import SlotState
 from octavo.kv import Account, SequenceKV
 from octavo.scheduler.beam_search import BeamSearch
@@ -16,6 +16,9 @@ from octavo.scheduler.guess import Guess
 
 # (step at which it is due, arrival, branch)
 Order = tuple[int, int, int]
+
+# Logits of so many positions are held at once for one sequence.
+MAX_SCORED_CHUNK = 64
 
 
 class Status(IntEnum):
@@ -40,7 +43,8 @@ class RequestState:
     this attempt continues an earlier one: ``num_cached_tokens`` is then what that one has read.
     ``owed_branches`` are those that had not ended when it began. A ``beam`` search has a sequence
     per live beam, or per part that several beams share and that is computed again; ``leader``
-    stands for all of them in the queue.
+    stands for all of them in the queue. ``scores`` are the prompt's logprobs so far; None where
+    nobody asks, or has them.
     """
 
     __slots__ = (
@@ -57,6 +61,7 @@ class RequestState:
         "owed_branches",
         "request",
         "resumed",
+        "scores",
         "stop_ids",
         "submit",
     )
@@ -90,6 +95,14 @@ class RequestState:
         if sampling.use_beam_search:
             self.beam = BeamSearch(sampling, stop_ids=self.stop_ids, max_output=max_output)
         self.num_cached_tokens = num_cached
+        has_begun = bool(submit.finished_branches or any(submit.branch_tokens))
+        wants_scores = sampling.prompt_logprobs is not None and not has_begun
+        self.scores: list[TokenLogprobs] | None = [] if wants_scores else None
+
+    def take_scores(self, start: int, scores: tuple[TokenLogprobs, ...]) -> None:
+        """Scores behind the prompt's tokens from ``start``; after a preemption they come again."""
+        if self.scores is not None:
+            self.scores[start : start + len(scores)] = scores
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -179,6 +192,15 @@ class Sequence:
         """Whether drafts may be verified behind its last token: its row samples one branch."""
         state = self.state
         return not self.num_spare and state.beam is None and state.request.probe is None
+
+    @property
+    def max_chunk(self) -> int:
+        """The most tokens of it that a step may compute: each that is scored costs a head."""
+        return MAX_SCORED_CHUNK if self.state.scores is not None else len(self.token_ids)
+
+    def num_scored(self, start: int, end: int) -> int:
+        """How many of the tokens at positions ``start`` to ``end`` a scored one follows."""
+        return 0 if self.state.scores is None else max(0, min(end, self.num_prompt - 1) - start)
 
     @property
     def has_offer(self) -> bool:

@@ -28,7 +28,8 @@ class Call:
 
     ``asked_tokens`` is the ``max_tokens`` that was asked for, where the context may give less.
     ``timeout_s`` is how long it may take, None for as long as the server lets any. ``form`` says
-    how to read the answer to a conversation.
+    how to read the answer to a conversation. ``prompt_logprobs`` alternatives are told of the
+    prompt's tokens; with ``echoes_logprobs`` theirs stand before the answer's.
     """
 
     requests: Sequence[Request]
@@ -41,6 +42,8 @@ class Call:
     timeout_s: float | None = None
     shows_ids: bool = False
     form: AnswerForm | None = None
+    prompt_logprobs: int | None = None
+    echoes_logprobs: bool = False
 
     def __post_init__(self) -> None:
         if self.stream:

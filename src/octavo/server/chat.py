@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 
+from octavo.core.request import TokenLogprobs
 from octavo.frontend import BranchDelta, RequestOutput
 from octavo.server.answer import Parts, Piece, new_id
 from octavo.server.call import Call, OpenAIFraming, answer, read_call, read_stream_options
@@ -14,7 +15,7 @@ from octavo.server.conversation import chat_conversation, settle
 from octavo.server.engine_request import engine_request
 from octavo.server.fields import Endpoint, check_fields
 from octavo.server.generation import Choice, Generation
-from octavo.server.rendering import chat_logprobs, finish_text, usage_object
+from octavo.server.rendering import chat_logprobs, finish_text, prompt_logprobs, usage_object
 from octavo.server.replies import Exchange, encode_json
 from octavo.server.sampling_fields import sampling_from_body
 from octavo.server.sse import END_OF_EVENT, event
@@ -53,6 +54,7 @@ def parse_chat(state: ServerState, values: dict[str, object]) -> Call:
         include_usage=include_usage,
         ignored=[*ignored, *conversation.ignored],
         shows_ids=body.boolean("return_token_ids"),
+        prompt_logprobs=sampling.prompt_logprobs,
         form=form,
     )
 
@@ -89,10 +91,19 @@ class _Writer(OpenAIFraming):
         return {
             **self._base,
             **(ids if self._call.shows_ids else {}),
+            **self._scores(choice.prompt_logprobs for choice in choices),
             "object": "chat.completion",
             "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
             **self._usage(generation),
         }
+
+    def _scores(self, scores: Iterable[Sequence[TokenLogprobs]]) -> dict[str, object]:
+        """The prompt's logprobs where they were asked for: one of ``scores`` has them."""
+        top = self._call.prompt_logprobs
+        if top is None:
+            return {}
+        found = next(filter(None, scores), ())
+        return {"prompt_logprobs": prompt_logprobs(found, self._tokenizer, top=top)}
 
     def _usage(self, generation: Generation) -> dict[str, object]:
         """Counts and timings, once all has been read."""
@@ -133,6 +144,8 @@ class _Writer(OpenAIFraming):
             self._started = True
             role = b'{"role":"assistant","content":""}'
             more = self._prompt_ids()
+            if scores := self._scores(delta.prompt_logprobs for delta in output.branches):
+                more += b"," + encode_json(scores)[1:-1]
             chunks += [self._chunk(index, role, more=more) for index in range(len(self._heads))]
         for delta in output.branches:
             contents = self._contents(delta)

@@ -6,8 +6,9 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
-from octavo.core.request import Request
+from octavo.core.request import Request, TokenLogprobs
 from octavo.core.sampling_params import MAX_N
 from octavo.errors import InvalidRequestError
 from octavo.frontend import RequestOutput
@@ -16,7 +17,12 @@ from octavo.server.engine_request import engine_request
 from octavo.server.fields import Endpoint, check_fields
 from octavo.server.generation import Choice, Generation, flat
 from octavo.server.prompts import read_prompts
-from octavo.server.rendering import CompletionLogprobs, finish_text, usage_object
+from octavo.server.rendering import (
+    CompletionLogprobs,
+    finish_text,
+    prompt_logprobs,
+    usage_object,
+)
 from octavo.server.replies import Exchange, encode_json
 from octavo.server.sampling_fields import COMPLETIONS_MAX_TOKENS, sampling_from_body
 from octavo.server.sse import END_OF_EVENT, event
@@ -45,10 +51,16 @@ def parse_completion(state: ServerState, values: dict[str, object]) -> Call:
         body, Endpoint.COMPLETIONS, defaults=state.defaults, vocab_size=vocab_size
     )
     stream, include_usage = read_stream_options(body)
-    if echo and sampling.logprobs is not None:
+    asked = sampling.prompt_logprobs
+    echoes_logprobs = echo and sampling.logprobs is not None
+    if echoes_logprobs and sampling.use_beam_search:
         raise InvalidRequestError(
-            "echo with logprobs is refused: logprobs of the prompt are not supported", param="echo"
+            "echo with logprobs cannot be combined with use_beam_search; leave one out",
+            param="echo",
         )
+    if echoes_logprobs:
+        both = max(asked or 0, sampling.logprobs or 0)
+        sampling = replace(sampling, prompt_logprobs=both)
     prompts = read_prompts(body, vocab_size=vocab_size)
     if (choices := len(prompts) * sampling.width) > MAX_N:
         name = sampling.width_field
@@ -69,6 +81,8 @@ def parse_completion(state: ServerState, values: dict[str, object]) -> Call:
         include_usage=include_usage,
         ignored=ignored,
         shows_ids=body.boolean("return_token_ids"),
+        prompt_logprobs=asked,
+        echoes_logprobs=echoes_logprobs,
         prompt_texts=[
             _text(state, prompt, request) if echo else ""
             for prompt, request in zip(prompts, requests, strict=True)
@@ -109,6 +123,9 @@ class _Writer(OpenAIFraming):
         self._suffix = b"]" + usage + b"}" + END_OF_EVENT
         self._n = call.sampling.n
         self._started: set[int] = set()
+        self._tokenizer = state.tokenizer
+        # Per prompt, once they have come.
+        self._scores: dict[int, tuple[TokenLogprobs, ...]] = {}
         top = call.sampling.logprobs
         count = len(call.requests) * self._n
         self._logprobs = (
@@ -119,11 +136,17 @@ class _Writer(OpenAIFraming):
 
     def response(self, generation: Generation, choices: Sequence[Choice]) -> dict[str, object]:
         """The object of a request that is not streamed."""
+        for index, choice in enumerate(choices):
+            self._take_scores(index // self._n, choice.prompt_logprobs)
         rendered = [
             self._choice(index, self._prompt_text(index) + "".join(choice.text), choice)
             for index, choice in enumerate(choices)
         ]
         return {**self._base, "choices": rendered, **_usage(generation)}
+
+    def _take_scores(self, prompt_index: int, scores: tuple[TokenLogprobs, ...]) -> None:
+        if scores:
+            self._scores[prompt_index] = scores
 
     def _prompt_text(self, index: int) -> str:
         return self._call.prompt_texts[index // self._n]
@@ -140,6 +163,8 @@ class _Writer(OpenAIFraming):
     def _chunks(self, prompt_index: int, output: RequestOutput) -> bytes:
         """An output's chunks as one write."""
         chunks = []
+        for delta in output.branches:
+            self._take_scores(prompt_index, delta.prompt_logprobs)
         for index, delta in flat(prompt_index, output, self._n):
             part = Choice()
             part.add(delta)
@@ -154,18 +179,28 @@ class _Writer(OpenAIFraming):
 
     def _choice(self, index: int, text: str, choice: Choice) -> dict[str, object]:
         """A choice, or what is new in it."""
-        logprobs = self._logprobs
-        ids: dict[str, object] = {}
+        more: dict[str, object] = {}
         if self._call.shows_ids:
-            ids["token_ids"] = choice.token_ids
-            if index not in self._started:
-                request = self._call.requests[index // self._n]
-                ids["prompt_token_ids"] = request.prompt_token_ids
-        self._started.add(index)
+            more["token_ids"] = choice.token_ids
+        entries: list[TokenLogprobs] = choice.logprobs
+        first = None
+        if index not in self._started:
+            self._started.add(index)
+            prompt = self._call.requests[index // self._n].prompt_token_ids
+            scores = self._scores.get(index // self._n, ())
+            if self._call.shows_ids:
+                more["prompt_token_ids"] = prompt
+            if self._call.prompt_logprobs is not None:
+                more["prompt_logprobs"] = prompt_logprobs(
+                    scores, self._tokenizer, top=self._call.prompt_logprobs
+                )
+            if self._call.echoes_logprobs:
+                entries, first = [*scores, *entries], prompt[0]
+        logprobs = self._logprobs
         return {
             "index": index,
             "text": text,
-            "logprobs": None if logprobs is None else logprobs[index].render(choice.logprobs),
+            "logprobs": logprobs[index].render(entries, first=first) if logprobs else None,
             "finish_reason": finish_text(choice.finish_reason),
-            **ids,
+            **more,
         }

@@ -137,6 +137,22 @@ FIELDS = (
     _honoured("repetition_penalty", "over 0, up to 10", TEXT),
     _honoured("logit_bias", "object of token id to bias, -100 to 100", TEXT),
     _honoured(
+        "prompt_logprobs",
+        "alternatives to tell for every token of the prompt but the first; such a prompt is "
+        "computed whole, without cached prefixes; not with use_beam_search",
+    ),
+    _honoured(
+        "allowed_token_ids",
+        "nothing but these is sampled; not with bad_words or a structure of the answer",
+        TEXT,
+    ),
+    _honoured(
+        "bad_words",
+        "texts that are not sampled in the tokens that spell them alone or behind a space; not "
+        "with a structure of the answer",
+        TEXT,
+    ),
+    _honoured(
         "min_tokens", "no end of a choice, stop strings included, before this many tokens", TEXT
     ),
     _honoured("ignore_eos", "go on past end-of-text", TEXT),
@@ -155,7 +171,11 @@ FIELDS = (
         "what the model's template reads by these names: true, false, a number or a word",
         TEMPLATE,
     ),
-    _honoured("echo", "put the prompt before the text (not with logprobs)", COMPLETIONS),
+    _honoured(
+        "echo",
+        "put the prompt before the text, and with logprobs its own before theirs",
+        COMPLETIONS,
+    ),
     _honoured(
         "response_format",
         "text, json_object, or json_schema with a schema; the text then is one JSON value, written "
@@ -337,9 +357,6 @@ FIELDS = (
     _refused("web_search_options", "web search is not supported", CHAT),
     _refused("chat_template", "templates in requests are not supported", CHAT),
     _refused("suffix", "infilling is not supported", COMPLETIONS, neutral=("",)),
-    _refused("prompt_logprobs", "logprobs of the prompt are not supported"),
-    _refused("allowed_token_ids", "use logit_bias"),
-    _refused("bad_words", "use logit_bias", neutral=([],)),
     _refused("guided_json", "use structured_outputs.json"),
     _refused("guided_regex", "use structured_outputs.regex"),
     _refused("guided_choice", "use structured_outputs.choice"),

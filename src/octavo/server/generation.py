@@ -165,6 +165,7 @@ class Choice:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
 
@@ -173,6 +174,7 @@ class Choice:
         self.text.append(delta.text)
         self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs)
+        self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
         self.finish_reason = delta.finish_reason or self.finish_reason
         self.stop_reason = self.stop_reason if delta.stop_reason is None else delta.stop_reason
 

@@ -73,18 +73,25 @@ class CompletionLogprobs:
         self._top = top
         self._offset = offset
 
-    def render(self, entries: Sequence[TokenLogprobs]) -> dict[str, object]:
-        """The lists for the next tokens of the choice."""
+    def render(
+        self, entries: Sequence[TokenLogprobs], *, first: int | None = None
+    ) -> dict[str, object]:
+        """The lists for the next tokens of the choice.
+
+        ``first`` is the first token of an echoed prompt, of which there is no logprob.
+        """
         tokens, offsets = [], []
-        for entry in entries:
-            token = self._token(entry.token_id)
+        ids = [] if first is None else [first]
+        for token_id in [*ids, *(entry.token_id for entry in entries)]:
+            token = self._token(token_id)
             tokens.append(token)
             offsets.append(self._offset)
             self._offset += len(token)
+        nothing = [None] * len(ids)
         return {
             "tokens": tokens,
-            "token_logprobs": [finite_logprob(entry.logprob) for entry in entries],
-            "top_logprobs": [self._alternatives(entry) for entry in entries],
+            "token_logprobs": [*nothing, *(finite_logprob(entry.logprob) for entry in entries)],
+            "top_logprobs": [*nothing, *map(self._alternatives, entries)],
             "text_offset": offsets,
         }
 
@@ -94,3 +101,19 @@ class CompletionLogprobs:
 
     def _token(self, token_id: int) -> str:
         return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+
+
+def prompt_logprobs(
+    entries: Sequence[TokenLogprobs], tokenizer: Tokenizer, *, top: int
+) -> list[dict[str, object] | None]:
+    """Per token of the prompt, by id: it and its ``top`` alternatives; null for the first."""
+
+    def shown(token_id: int, logprob: float) -> dict[str, object]:
+        text = tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+        return {"logprob": finite_logprob(logprob), "decoded_token": text}
+
+    told: list[dict[str, object] | None] = [None]
+    for entry in entries:
+        pairs = [*entry.top[:top], (entry.token_id, entry.logprob)]
+        told.append({str(token_id): shown(token_id, value) for token_id, value in pairs})
+    return told

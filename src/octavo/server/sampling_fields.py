@@ -60,6 +60,9 @@ def sampling_from_body(
         skip_special_tokens=body.boolean_or("skip_special_tokens", True),
         grammar=read_grammar(body),
         logprobs=_LOGPROBS[endpoint](body) if endpoint in _LOGPROBS else None,
+        prompt_logprobs=body.integer("prompt_logprobs"),
+        allowed_token_ids=_allowed(body),
+        bad_words=body.strings("bad_words"),
     )
     validate_sampling_params(params, vocab_size=vocab_size)
     return params
@@ -160,6 +163,13 @@ def _logit_bias(body: TypedBody) -> tuple[tuple[int, float], ...]:
     if len(set(tokens)) != len(tokens):
         raise InvalidRequestError("logit_bias names a token id twice", param="logit_bias")
     return tuple(sorted(pairs))
+
+
+def _allowed(body: TypedBody) -> tuple[int, ...]:
+    name = "allowed_token_ids"
+    if body.raw(name) == []:
+        raise InvalidRequestError(f"{name} is empty: nothing could be sampled", param=name)
+    return tuple(sorted(set(body.integers(name))))
 
 
 def _chat_logprobs(body: TypedBody) -> int | None:

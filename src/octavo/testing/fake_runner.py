@@ -47,9 +47,14 @@ def next_token(
     if state.probe is not None and state.probe.labels:
         return state.probe.labels[branch][position - state.num_prompt_tokens]
     token = hash((state.seed, branch, position, *map(tuple, histories))) % vocab_size
-    if position - state.num_prompt_tokens < state.banned_until:
-        while token in state.banned_token_ids:
-            token = (token + 1) % vocab_size
+    banned = state.banned_token_ids
+    if position - state.num_prompt_tokens >= state.banned_until:
+        banned = ()
+    while token in banned:
+        token = (token + 1) % vocab_size
+    if state.sampling.allowed_token_ids:
+        left = [one for one in state.sampling.allowed_token_ids if one not in banned]
+        token = left[token % len(left)]
     if mask:
         allowed = [i for i in range(vocab_size) if mask[i >> 3] >> (i & 7) & 1]
         token = allowed[token % len(allowed)]
@@ -171,9 +176,7 @@ class FakeRunner:
             self._write(row, spoil=self.spoil_next and index == len(plan.rows) - 1)
         masks = {(mask.row, mask.offset): mask.words for mask in plan.grammar_masks}
         samples = [
-            self._sample(index, row, masks)
-            for index, row in enumerate(plan.rows)
-            if row.num_samples
+            self._sample(index, row, masks) for index, row in enumerate(plan.rows) if row.answers
         ]
         for sample in samples:
             sample.proposals = proposals.get(sample.row, ())
@@ -281,6 +284,9 @@ class FakeRunner:
         Then the slot forgets the drafts that were not accepted: later rows start before them.
         """
         slot = self._slots[row.slot]
+        scores = tuple(self._score(slot, row.start + at + 1) for at in range(row.num_scored))
+        if not row.num_samples:
+            return RowResult(row=index, token_ids=(), scores=scores)
         own = len(row.token_ids) - row.num_drafts
         tokens: tuple[int, ...] = ()
         for num_verified, draft in enumerate((*row.token_ids[own:], None)):
@@ -288,7 +294,8 @@ class FakeRunner:
             mask = masks.get((index, own + num_verified - 1), b"")
             drawn = self._draw(slot, row.num_samples, end, mask=mask)
             if drawn is None:
-                return RowResult(row=index, token_ids=(-1,) * row.num_samples, failed=True)
+                none = (-1,) * row.num_samples
+                return RowResult(row=index, token_ids=none, failed=True, scores=scores)
             tokens += drawn
             if draft is None or (draft,) != drawn:
                 break
@@ -303,7 +310,22 @@ class FakeRunner:
             num_verified=num_verified,
             candidates=candidates,
             hidden=self._hidden(slot, end),
+            scores=scores,
         )
+
+    def _score(self, slot: _Slot, end: int) -> TokenLogprobs:
+        """The logprob of the prompt's token at ``end``: a pure function of what it sees."""
+        seen = [self._read(slot, group, end) for group in range(len(self.info.groups))]
+        if any(part is None for part in seen):
+            return TokenLogprobs(slot.history[end], float("-inf"))
+        histories = [part or [] for part in seen]
+        top = next_candidates(
+            slot.state,
+            histories,
+            count=slot.state.sampling.prompt_logprobs or 0,
+            vocab_size=self.info.vocab_size,
+        )
+        return TokenLogprobs(slot.history[end], -(hash(tuple(map(tuple, histories))) % 64) / 8, top)
 
     def _hidden(self, slot: _Slot, end: int) -> bytes:
         """The state that the slot's probe asks for, if it asks for one."""

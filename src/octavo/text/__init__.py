@@ -5,6 +5,7 @@ from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.messages import Message, read_messages
 from octavo.text.stop_strings import StopResult, StopStringMatcher, TextDelta, TextStream
 from octavo.text.tokenizer import Tokenizer, check_text
+from octavo.text.word_tokens import spell_words
 
 __all__ = [
     "ChatTemplate",
@@ -17,4 +18,5 @@ __all__ = [
     "Tokenizer",
     "check_text",
     "read_messages",
+    "spell_words",
 ]

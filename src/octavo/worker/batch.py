@@ -79,9 +79,8 @@ def _samples(
     count = len(names)
     position = context_lens[layout.row] + layout.ahead
     banned = [
-        table.banned[slot] if table.banned_until.get(slot, 0) > at else _NO_INTS
-        for slot, at in zip(names, position.tolist(), strict=True)
-    ] if table.banned else []  # fmt: skip
+        table.banned_at(slot, at) for slot, at in zip(names, position.tolist(), strict=True)
+    ] if table.has_bans else []  # fmt: skip
     biases = [table.bias.get(slot) for slot in names] if table.bias else []
     histories = [
         table.history(slot, at) for slot, at in zip(names, position.tolist(), strict=True)
@@ -89,6 +88,8 @@ def _samples(
     history_start, history = _csr(count, histories, _NO_INTS)
     bias_start, bias_ids = _csr(count, [b[0] if b else None for b in biases], _NO_INTS)
     mask_index, masks = _masks(plan, layout.row, position, allowed=allowed)
+    if table.allowed:
+        mask_index, masks = _bind_slots(mask_index, masks, names, table=table)
     _, bias_values = _csr(count, [b[1] if b else None for b in biases], _NO_FLOATS)
     banned_start, banned_ids = _csr(count, banned, _NO_INTS)
     return SampleBatch(
@@ -108,8 +109,10 @@ def _samples(
 
 
 def _forced(layout: RowLayout, position: NDArray[np.int32], table: SlotTable) -> NDArray[np.int32]:
-    """The given token of each sample that is a label's, -1 for those that are drawn."""
+    """The given token of each sample that is a label's or the prompt's, -1 for those drawn."""
     forced = np.full(len(position), -1, np.int32)
+    for index in np.flatnonzero(layout.is_scored).tolist():
+        forced[index] = table.prompts[layout.slot_names[index]][position[index]]
     if not table.labels:
         return forced
     branch = layout.columns["branch"]
@@ -142,6 +145,31 @@ def _masks(
     if len(allowed):
         words = np.concatenate((allowed, words & allowed[0]))
     return line_of, words
+
+
+def _bind_slots(
+    mask_index: NDArray[np.int32],
+    masks: NDArray[np.uint32],
+    names: Sequence[int],
+    *,
+    table: SlotTable,
+) -> tuple[NDArray[np.int32], NDArray[np.uint32]]:
+    """Masks with a line more for each slot that may not sample everything, and who is bound by it.
+
+    Such a slot has no grammar, so that its line so far is the one that binds all, if any.
+    """
+    added: dict[int, int] = {}
+    lines: list[NDArray[np.uint32]] = list(masks)
+    for index, slot in enumerate(names):
+        words = table.allowed.get(slot)
+        if words is None:
+            continue
+        if slot not in added:
+            common = mask_index[index]
+            added[slot] = len(lines)
+            lines.append(words & masks[common] if common >= 0 else words)
+        mask_index[index] = added[slot]
+    return mask_index, np.array(lines, np.uint32) if lines else masks
 
 
 def _csr(

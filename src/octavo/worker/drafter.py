@@ -44,7 +44,12 @@ class Drafter:
             index: () for index, row in enumerate(plan.rows) if row.num_proposals
         }
         rows = tuple(
-            replace(self._caught_up(row), num_samples=int(index in proposals), num_proposals=0)
+            replace(
+                self._caught_up(row),
+                num_samples=int(index in proposals),
+                num_proposals=0,
+                num_scored=0,
+            )
             for index, row in enumerate(plan.rows)
         )
         going = list(proposals)

@@ -45,6 +45,7 @@ class ModelRunner:
             max_blocks=blocks_per_table,
             num_groups=len(info.groups),
             num_unsampled=len(unsampled_ids),
+            vocab_size=info.vocab_size,
         )
         self._unsampled = frozenset(unsampled_ids)
         self._allowed = allowed_mask(info.vocab_size, unsampled_ids)
@@ -119,6 +120,7 @@ class ModelRunner:
         at = 0
         for row in rows:
             asked = plan.rows[row.row]
+            at += asked.num_scored
             if asked.slot in self._slots.hidden:
                 row.hidden = hidden[at].astype("<f4").tobytes()
             at += asked.num_samples + asked.num_drafts
@@ -145,7 +147,7 @@ def _row_results(
     """What the samples mean to the rows. ``num_logprobs`` is per sample."""
     # Hot: once per row and step. Most steps draw one token per row and report no logprobs.
     tokens: list[int] = output.token_ids.tolist()
-    sampling = [index for index, row in enumerate(plan.rows) if row.num_samples]
+    sampling = [index for index, row in enumerate(plan.rows) if row.answers]
     wanted: list[int] = num_logprobs.tolist()
     if len(tokens) == len(sampling) and max(wanted, default=-1) < 0 <= min(tokens, default=0):
         return tuple(map(RowResult, sampling, zip(tokens)))
@@ -153,6 +155,12 @@ def _row_results(
     at = 0
     for index in sampling:
         row = plan.rows[index]
+        scored = range(at, at + row.num_scored)
+        scores = _logprobs(output, scored, wanted[at]) if row.num_scored else ()
+        at = scored.stop
+        if not row.num_samples:
+            results.append(RowResult(row=index, token_ids=(), scores=scores))
+            continue
         num_verified = _num_verified(row, tokens[at : at + row.num_drafts])
         end = at + row.num_samples + num_verified
         logprobs = () if wanted[at] < 0 else _logprobs(output, range(at, end), wanted[at])
@@ -164,6 +172,7 @@ def _row_results(
                 logprobs=logprobs,
                 num_verified=num_verified,
                 failed=min(drawn) < 0,
+                scores=scores,
             )
         )
         at += row.num_samples + row.num_drafts

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from octavo.core.probe import Probe
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import RowPlan, SlotState
+from octavo.worker.bans import NO_IDS, BadWords, bit_words
 from octavo.worker.row_layout import RowLayout
 
 _UINT64 = 1 << 64
@@ -25,16 +26,24 @@ class SlotTable:
     ``block_tables[g]`` is int32 [max_slots, max_blocks]; ``first_position[g]`` int32 [max_slots].
     ``layout`` is that of the last batch, None once a slot has changed hands.
     ``labels`` are the probes of slots whose samples are given, ``hidden`` those of slots whose rows
-    report their hidden state.
+    report their hidden state. ``prompts`` are those of slots whose prompt is scored, ``allowed``
+    the bit words of what slots may sample that may not sample everything.
     ``num_unsampled`` ids of the vocabulary may be among the likeliest but are no candidates.
     """
 
     def __init__(
-        self, *, max_slots: int, max_blocks: int, num_groups: int, num_unsampled: int = 0
+        self,
+        *,
+        max_slots: int,
+        max_blocks: int,
+        num_groups: int,
+        num_unsampled: int = 0,
+        vocab_size: int = 0,
     ) -> None:
         self.max_slots = max_slots
         self.num_candidates: dict[int, int] = {}
         self._num_unsampled = num_unsampled
+        self._vocab_size = vocab_size
         self.block_tables = tuple(
             np.zeros((max_slots, max_blocks), np.int32) for _ in range(num_groups)
         )
@@ -49,12 +58,17 @@ class SlotTable:
         self.presence_penalty = np.zeros(max_slots, np.float32)
         self.frequency_penalty = np.zeros(max_slots, np.float32)
         self.num_logprobs = np.full(max_slots, -1, np.int32)
+        self.num_prompt_logprobs = np.full(max_slots, -1, np.int32)
         self.num_prompt = np.zeros(max_slots, np.int32)
         self.banned_until: dict[int, int] = {}
         self.banned: dict[int, NDArray[np.int32]] = {}
         self.bias: dict[int, tuple[NDArray[np.int32], NDArray[np.float32]]] = {}
         self.labels: dict[int, Probe] = {}
         self.hidden: dict[int, Probe] = {}
+        self.prompts: dict[int, NDArray[np.int32]] = {}
+        self.allowed: dict[int, NDArray[np.uint32]] = {}
+        self.bad_words: dict[int, BadWords] = {}
+        self._penalised: set[int] = set()
         self._history: dict[int, NDArray[np.int32]] = {}
         self.layout: RowLayout | None = None
 
@@ -85,7 +99,16 @@ class SlotTable:
             self.bias[slot] = (np.array(ids, np.int32), np.array(values, np.float32))
         if state.probe is not None:
             (self.hidden if state.probe.hidden else self.labels)[slot] = state.probe
+        if params.prompt_logprobs is not None:
+            self.num_prompt_logprobs[slot] = params.prompt_logprobs
+            self.prompts[slot] = np.array(state.token_ids[: state.num_prompt_tokens], np.int32)
+        if params.allowed_token_ids:
+            self.allowed[slot] = bit_words(self._vocab_size, params.allowed_token_ids)
+        if params.bad_token_ids:
+            self.bad_words[slot] = BadWords(params.bad_token_ids)
         if has_penalties(params):
+            self._penalised.add(slot)
+        if has_penalties(params) or params.bad_token_ids:
             self._history[slot] = np.zeros(max(256, 2 * len(state.token_ids)), np.int32)
             self._write(slot, 0, state.token_ids)
 
@@ -94,9 +117,10 @@ class SlotTable:
         self.layout = None
         for held in (
             self.banned_until, self.banned, self.bias, self._history, self.num_candidates,
-            self.labels, self.hidden,
+            self.labels, self.hidden, self.prompts, self.allowed, self.bad_words,
         ):  # fmt: skip
             held.pop(slot, None)
+        self._penalised.discard(slot)
 
     def clear(self) -> None:
         """Forget every slot (a full resync follows)."""
@@ -118,16 +142,28 @@ class SlotTable:
 
     @property
     def has_histories(self) -> bool:
-        """Whether any slot keeps its tokens."""
-        return bool(self._history)
+        """Whether any slot's penalties need its tokens."""
+        return bool(self._penalised)
+
+    @property
+    def has_bans(self) -> bool:
+        """Whether some token may not be sampled somewhere."""
+        return bool(self.banned or self.bad_words)
+
+    def banned_at(self, slot: int, position: int) -> NDArray[np.int32]:
+        """Ids that may not be sampled at ``position``."""
+        early = self.banned[slot] if self.banned_until.get(slot, 0) > position else NO_IDS
+        words = self.bad_words.get(slot)
+        if words is None:
+            return early
+        return np.union1d(early, words.banned_behind(self._history[slot][:position]))
 
     def history(self, slot: int, position: int) -> NDArray[np.int32] | None:
         """Tokens before ``position`` (prompt first) where a slot's penalties need them, else None.
 
         What stands behind them may be drafts of an earlier step that were not accepted.
         """
-        held = self._history.get(slot)
-        return None if held is None else held[:position]
+        return self._history[slot][:position] if slot in self._penalised else None
 
     def _write(self, slot: int, start: int, tokens: tuple[int, ...]) -> None:
         end = start + len(tokens)
