@@ -17,7 +17,15 @@ from hypothesis.stateful import (
     rule,
 )
 
-from octavo.kv import Account, KVCacheManager, SequenceKV, check_kv, check_writes, take_ledger
+from octavo.kv import (
+    Account,
+    KVCacheManager,
+    SequenceKV,
+    check_kv,
+    check_writes,
+    common_prefix_length,
+    take_ledger,
+)
 from octavo.testing.fake_runner import make_info
 from octavo.testing.oracle import PagedOracle
 from octavo.testing.recount import recount
@@ -32,13 +40,16 @@ class KVMachine(RuleBasedStateMachine):
 
     branches = Bundle("branches")
     leases = Bundle("leases")
+    groups = Bundle("groups")
 
     @initialize(
+        target=branches,
+        tokens=tokens_of,
         block_size=st.sampled_from(BLOCK_SIZES),
         num_blocks=st.integers(3, 24),
         prefix_cache=st.booleans(),
     )
-    def start(self, block_size: int, num_blocks: int, prefix_cache: bool) -> None:
+    def start(self, tokens: list[int], block_size: int, num_blocks: int, prefix_cache: bool) -> str:
         info = make_info(block_size=block_size, num_blocks=num_blocks)
         self.kv = KVCacheManager(info, prefix_cache=prefix_cache, max_chunk=64)
         self.prefix_cache = prefix_cache
@@ -47,6 +58,12 @@ class KVMachine(RuleBasedStateMachine):
         self.sequences: dict[str, SequenceKV] = {}
         self.num_leases = 0
         self.count = 0
+        # Branches that fork, run and are preempted together; of the preempted ones, the tokens.
+        self.members: dict[str, list[str]] = {}
+        self.preempted: dict[str, list[list[int]]] = {}
+        name = self.add_branch()
+        self.extend_together([(name, tokens)])
+        return name
 
     def name(self) -> str:
         self.count += 1
@@ -91,6 +108,9 @@ class KVMachine(RuleBasedStateMachine):
 
     @rule(target=branches)
     def add(self) -> str:
+        return self.add_branch()
+
+    def add_branch(self) -> str:
         name = self.name()
         self.sequences[name] = self.kv.new_sequence(DIGEST, self.account())
         self.oracle.add(name)
@@ -256,10 +276,7 @@ class KVMachine(RuleBasedStateMachine):
 
     @rule(target=branches, parent=branches)
     def fork(self, parent: str) -> str:
-        name = self.name()
-        self.sequences[name] = self.kv.fork(self.sequences[parent])
-        self.oracle.fork(parent, name)
-        return name
+        return self.fork_of(parent)
 
     @rule(name=consumes(branches))
     def release(self, name: str) -> None:
@@ -271,7 +288,11 @@ class KVMachine(RuleBasedStateMachine):
     @rule(target=branches, like=branches, extra=tokens_of)
     def admit(self, like: str, extra: list[int]):
         """A new request that repeats a branch's tokens and goes on: read what is cached."""
-        tokens = self.oracle.read(like) + extra
+        name = self.name()
+        return name if self.enter(name, self.oracle.read(like) + extra) else multiple()
+
+    def enter(self, name: str, tokens: list[int]) -> bool:
+        """A sequence of ``tokens`` comes in, if there is room."""
         hit = self.kv.lookup(DIGEST, tokens)
         assert hit is None or hit.length < len(tokens)
         seq = self.kv.new_sequence(DIGEST, self.account())
@@ -285,18 +306,125 @@ class KVMachine(RuleBasedStateMachine):
                 if hit is not None:
                     self.kv.unpin(hit)
                 self.kv.release(seq)
-                return multiple()
+                return False
             hit = self.kv.shorten(hit, DIGEST, tokens)
         copies = step.seal()
         assert copies is not None
-        name = self.name()
         self.sequences[name] = seq
         self.oracle.add(name)
         self.oracle.num_blocks += 1000
         self.oracle.append(name, tokens)
         self.oracle.num_blocks -= 1000
         self.execute(copies, [(name, tokens[cached:], len(tokens) - cached)])
+        return True
+
+    # -- groups: what a beam search does -----------------------------------------------------
+
+    def fork_of(self, parent: str) -> str:
+        name = self.name()
+        self.sequences[name] = self.kv.fork(self.sequences[parent])
+        self.oracle.fork(parent, name)
         return name
+
+    def drop(self, name: str) -> None:
+        self.kv.release(self.sequences.pop(name))
+        self.oracle.release(name)
+
+    @rule(target=groups, root=branches, width=st.integers(2, 4), target_tokens=st.integers(1, 60))
+    def fork_group(self, root: str, width: int, target_tokens: int) -> str:
+        """Branches that were promised fork from one that goes on by itself."""
+        seq = self.sequences[root]
+        self.kv.promise(seq, target_tokens, branches=1 + width, fork_at=seq.num_computed)
+        self.kv.shed_promises()
+        group = self.name()
+        self.members[group] = [self.fork_of(root) for _ in range(width)]
+        assert seq.spare_branches == 0, "each branch takes over one that was promised"
+        self.kv.forget_spares(seq)
+        return group
+
+    @rule(
+        group=groups,
+        picks=st.lists(st.integers(0, 3), min_size=1, max_size=4),
+        tokens=st.lists(st.integers(1, 2), min_size=4, max_size=4),
+        rounds=st.integers(1, 4),
+    )
+    def beam_steps(self, group: str, picks: list[int], *, tokens: list[int], rounds: int) -> None:
+        for _ in range(rounds):
+            if self.members[group]:
+                self.beam_step(group, picks, tokens)
+
+    def beam_step(self, group: str, picks: list[int], tokens: list[int]) -> None:
+        """Every beam goes on from one of the last: W tokens are computed, and W slots taken."""
+        last = self.members[group]
+        parents = [last[pick % len(last)] for pick in picks]
+        for name in set(last) - set(parents):
+            self.drop(name)
+        kept = list(dict.fromkeys(parents))
+        # A parent writes last, in place, as the copies were promised.
+        forks = [self.fork_of(name) for name in kept for _ in range(parents.count(name) - 1)]
+        self.members[group] = names = [*forks, *kept]
+        self.extend_together([(name, [token]) for name, token in zip(names, tokens, strict=False)])
+
+    def extend_together(self, work: list[tuple[str, list[int]]]) -> bool:
+        """One step for all, with exactly the copies that the oracle makes, or none."""
+        step = self.kv.begin()
+        if not all(step.grow(self.sequences[name], len(tokens)) for name, tokens in work):
+            return False
+        num_copied = self.kv.num_cow_copies
+        copies = step.seal()
+        assert copies is not None
+        expected = 0
+        self.oracle.num_blocks += 1000
+        for name, tokens in work:
+            table, size = self.oracle.tables[name], self.kv.block_size
+            expected += self.oracle.length(name) % size > 0 and self.oracle.refs(table[-1]) > 1
+            self.oracle.append(name, tokens)
+        self.oracle.num_blocks -= 1000
+        assert len(copies) == self.kv.num_cow_copies - num_copied == expected
+        self.execute(copies, [(name, tokens, len(tokens)) for name, tokens in work])
+        return True
+
+    @rule(group=groups, which=st.integers(0, 3))
+    def abort_one(self, group: str, which: int) -> None:
+        if names := self.members[group]:
+            self.drop(names.pop(which % len(names)))
+
+    @rule(group=groups, at_once=st.booleans())
+    def preempt_group(self, group: str, at_once: bool) -> None:
+        if names := self.members[group]:
+            self.preempted[group] = [self.oracle.read(name) for name in names]
+            self.members[group] = []
+            for name in names:
+                self.drop(name)
+            if at_once:
+                self.resume(group)
+
+    @rule(group=groups)
+    def resume_group(self, group: str) -> None:
+        self.resume(group)
+
+    def resume(self, group: str) -> None:
+        """What all share comes in once, is forked, and each computes what is its own."""
+        branches = self.preempted.get(group, [])
+        shared = min((common_prefix_length(branches[0], tokens) for tokens in branches), default=0)
+        if not shared:
+            return
+        stem = self.name()
+        if not self.enter(stem, branches[0][:shared]):
+            return
+        names = [self.fork_of(stem) for _ in branches[1:]] + [stem]
+        work = [
+            (name, tokens[shared:])
+            for name, tokens in zip(names, branches, strict=True)
+            if tokens[shared:]
+        ]
+        if work and not self.extend_together(work):
+            for name in names:
+                self.drop(name)
+            return
+        del self.preempted[group]
+        self.members[group] = names
+        assert [self.oracle.read(name) for name in names] == branches
 
     @rule(target=leases, name=branches)
     def lease(self, name: str) -> tuple[int, ...]:
