@@ -373,6 +373,12 @@ def test_a_number_of_threads_out_of_range_names_value_limit_and_option(
     assert told == f"octavo: error: --num-threads is {value}; it must be between 0 and 256"
 
 
+def test_an_impossible_temperature_needs_no_model(capsys: Any) -> None:
+    assert main(["run", "./no-such-model", "hi", "--temperature", "-1"]) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told == "octavo: error: temperature must be between 0 and 100"
+
+
 def test_a_prompt_may_follow_the_options(monkeypatch: Any) -> None:
     seen = []
     monkeypatch.setattr("octavo.cli.run.run", lambda arguments: seen.append(arguments) or 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def refused(**values: object) -> str | None:
 
 
 def test_what_can_never_work_cannot_be_made() -> None:
-    with pytest.raises(InvalidRequestError, match=r"temperature must be in \[0.0, 100.0\]"):
+    with pytest.raises(InvalidRequestError, match="temperature must be between 0 and 100"):
         SamplingParams(temperature=-1)
     with pytest.raises(InvalidRequestError, match="not a string"):
         SamplingParams(stop="abc")  # type: ignore[arg-type]
@@ -124,3 +125,17 @@ def test_every_numeric_field_is_in_the_tables() -> None:
         "allowed_token_ids", "bad_words", "bad_token_ids",
     }  # fmt: skip
     assert {field.name for field in fields(SamplingParams)} == {*INTEGERS, *NUMBERS, *others}
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        ((1, 101.0), "values of logit_bias must be between -100 and 100"),
+        ((1, "a"), "values of logit_bias must be finite numbers"),
+        ((100, 1.0), "token ids of logit_bias must be between 0 and 99"),
+    ],
+)
+def test_a_bias_at_fault_says_which_half_of_it(pair: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        validate_sampling_params(SamplingParams(logit_bias=(pair,)), vocab_size=100)
+    assert (caught.value.message, caught.value.param) == (message, "logit_bias")

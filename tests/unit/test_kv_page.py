@@ -204,5 +204,7 @@ def test_bad_urls_are_named(url: str) -> None:
 @pytest.mark.parametrize(("url", "key"), [("http://127.0.0.1:9", ""), ("http://x:y", ""),
                                           ("http://127.0.0.1:9", "a\nb")])  # fmt: skip
 def test_nobody_there_is_named(url: str, key: str) -> None:
-    with pytest.raises(UnavailableError, match="no server answers"):
+    with pytest.raises(UnavailableError, match="no server answers") as told:
         read_page(url, key)
+    assert "octavo serve" in told.value.message
+    assert "Errno" not in told.value.message

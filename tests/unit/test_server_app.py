@@ -14,7 +14,7 @@ from octavo.frontend.counter_totals import CounterTotals
 from octavo.server import build_app
 from octavo.server.call import OpenAIFraming
 from octavo.server.edge import MAX_BODY_BYTES, ApiKeys
-from served import CHAT, COMPLETIONS, HELLO, Served, check_error, events
+from served import CHAT, COMPLETIONS, HELLO, Served, check_error, events, served
 
 # -- answers -----------------------------------------------------------------------------------
 
@@ -270,6 +270,8 @@ def test_paths_methods_and_models(play: Any) -> None:
         check_error(await here.http.get(CHAT), 405)
         check_error(await here.http.post("/health"), 405)
         check_error(await here.http.get("/v1/models/other"), 404, "model")
+        nameless = check_error(await here.http.get("/v1/models/"), 404, "model")
+        assert nameless["message"] == "the model has no name; served: tiny, alias"
         check_error(await here.chat(model="gpt-4"), 404, "model")
         check_error(await here.chat(model="x\n" * 200), 404, "model")
         assert (await here.chat(model="alias")).json()["model"] == "alias"
@@ -750,3 +752,20 @@ def test_events_are_closed_when_a_send_fails() -> None:
         assert closed.is_set()
 
     asyncio.run(main())
+
+
+def test_a_small_pool_is_named_as_what_limits_and_a_chat_by_its_messages(
+    smollm2_text: Any,
+) -> None:
+    async def test() -> None:
+        async with served(smollm2_text, num_blocks=4, max_model_len=64) as here:
+            long = [{"role": "user", "content": "word " * 100}]
+            error = check_error(await here.chat(messages=long), 400, "messages")
+            assert "the KV pool is 64 tokens" in error["message"]
+            error = check_error(await here.complete(prompt="word " * 100), 400, "prompt")
+            assert "the KV pool is 64 tokens" in error["message"]
+        async with served(smollm2_text, num_blocks=128, max_model_len=64) as here:
+            error = check_error(await here.chat(messages=long), 400, "messages")
+            assert "the model's context is 64 tokens" in error["message"]
+
+    asyncio.run(test())

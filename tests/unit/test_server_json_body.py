@@ -56,6 +56,24 @@ def test_what_is_ambiguous_or_hostile_is_refused(body: bytes, message: str) -> N
         parse_json_object(body)
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"a": 1, "temperature": NaN}', "temperature"),
+        (b'{"logit_bias": {"5": -Infinity}}', "logit_bias.5"),
+        (b'{"messages": [{}, {"content": "\\ud800"}]}', "messages[1].content"),
+        (b'{"a": {"\\udfff": 1}}', "a.?"),
+        (b'{"prompt": [1, ' + b"9" * 5000 + b"]}", "prompt[1]"),
+        (b'{"seed": -' + b"9" * 5000 + b', "a": NaN}', "seed"),
+        (b"NaN", None),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named_by_its_place(body: bytes, param: str | None) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_json_object(body)
+    assert caught.value.param == param
+
+
 def test_surrogate_pairs_are_text() -> None:
     assert parse_json_object(b'{"a": "\\ud83c\\udf89"}') == {"a": "🎉"}
 

@@ -95,7 +95,11 @@ def fetch(url: str, key: str) -> bytes:
             response = connection.getresponse()
             body: bytes = response.read()
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise UnavailableError(f"no server answers at {url}: {error}") from error
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise UnavailableError(
+            f"no server answers at {url} ({reason.lower()}); start one with octavo serve, or give "
+            "its --url"
+        ) from error
     if response.status == http.client.UNAUTHORIZED:
         raise ConfigError("the server wants a key; give --api-key or set OCTAVO_API_KEY")
     if response.status != http.client.OK:

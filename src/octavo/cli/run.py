@@ -26,6 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     prompt = _prompt(arguments)
     # Before anything is fetched: an impossible option needs no download.
     config = engine_config(arguments)
+    _sampling(arguments, SamplingParams())
     path = fetch(arguments.model)
     with LLM(
         str(path),

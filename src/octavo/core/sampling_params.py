@@ -122,10 +122,10 @@ def validate_sampling_params(params: SamplingParams, *, vocab_size: int) -> None
             param=params.width_field,
         )
     for token, _ in params.logit_bias:
-        _integer("logit_bias", token, (0, vocab_size - 1))
+        _integer("logit_bias", token, (0, vocab_size - 1), what="token ids of logit_bias")
     for name in ("stop_token_ids", "allowed_token_ids"):
         for token in getattr(params, name):
-            _integer(name, token, (0, vocab_size - 1))
+            _integer(name, token, (0, vocab_size - 1), what=name)
 
 
 def _check_ranges(params: SamplingParams) -> None:
@@ -280,7 +280,7 @@ def _token_lists(params: SamplingParams) -> None:
             param="stop_token_ids",
         )
     for _, bias in params.logit_bias:
-        _number("logit_bias", bias, (-100.0, 100.0))
+        _number("logit_bias", bias, (-100.0, 100.0), what="values of logit_bias")
 
 
 def _grammar(params: SamplingParams, grammar: Grammar) -> None:
@@ -312,20 +312,28 @@ def _texts(name: str, texts: str | Sequence[object], limits: tuple[int, int]) ->
             )
 
 
-def _integer(name: str, value: object, bounds: tuple[int, int]) -> None:
+def _integer(name: str, value: object, bounds: tuple[int, int], *, what: str = "") -> None:
+    """``what`` names the value where it is one of several."""
     low, high = bounds
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequestError(f"{name} must be an integer", param=name)
+        kind = "integers" if what else "an integer"
+        raise InvalidRequestError(f"{what or name} must be {kind}", param=name)
     if not low <= value <= high:
-        raise InvalidRequestError(f"{name} must be between {low} and {high}", param=name)
+        raise InvalidRequestError(f"{what or name} must be between {low} and {high}", param=name)
 
 
 def _number(
-    name: str, value: object, bounds: tuple[float, float], *, open_low: bool = False
+    name: str,
+    value: object,
+    bounds: tuple[float, float],
+    *,
+    open_low: bool = False,
+    what: str = "",
 ) -> None:
     low, high = bounds
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InvalidRequestError(f"{name} must be a finite number", param=name)
+        kind = "finite numbers" if what else "a finite number"
+        raise InvalidRequestError(f"{what or name} must be {kind}", param=name)
     if value > high or value < low or (open_low and value == low):
-        bracket = "(" if open_low else "["
-        raise InvalidRequestError(f"{name} must be in {bracket}{low}, {high}]", param=name)
+        span = f"over {low:g}, up to {high:g}" if open_low else f"between {low:g} and {high:g}"
+        raise InvalidRequestError(f"{what or name} must be {span}", param=name)

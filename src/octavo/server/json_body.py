@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import NoReturn
+from dataclasses import dataclass
 
 from octavo.errors import InvalidRequestError
 from octavo.server.typed_body import shown_name
@@ -28,11 +28,7 @@ def parse_json_object(body: bytes) -> dict[str, object]:
     """
     _check_depth(body)
     try:
-        parsed = json.loads(
-            body.decode("utf-8"),
-            object_pairs_hook=_unique,
-            parse_constant=_refuse_constant,
-        )
+        parsed, has_misfits = _read(body.decode("utf-8"))
     except UnicodeDecodeError:
         raise InvalidRequestError("the body is not valid UTF-8") from None
     except RecursionError:
@@ -41,13 +37,45 @@ def parse_json_object(body: bytes) -> dict[str, object]:
         raise InvalidRequestError(
             f"the body is not valid JSON: {error.msg} at character {error.pos}"
         ) from None
-    except ValueError:
-        raise InvalidRequestError("the body holds a number with too many digits") from None
     if not isinstance(parsed, dict):
         raise InvalidRequestError("the body must be a JSON object")
-    if _SURROGATE_ESCAPE.search(body):
-        _check_surrogates(parsed)
+    if has_misfits or _SURROGATE_ESCAPE.search(body):
+        _check_value(parsed, "")
     return parsed
+
+
+@dataclass(frozen=True, slots=True)
+class _Misfit:
+    """Stands where a value was that JSON, or Python, does not know."""
+
+    reason: str
+
+
+def _read(text: str) -> tuple[object, bool]:
+    """What ``text`` holds, and whether misfits stand in it."""
+    misfits: list[_Misfit] = []
+
+    def misfit(reason: str) -> _Misfit:
+        misfits.append(_Misfit(reason))
+        return misfits[-1]
+
+    def constant(name: str) -> _Misfit:
+        return misfit(f"{name} is not a JSON number")
+
+    def integer(digits: str) -> int | _Misfit:
+        try:
+            return int(digits)
+        except ValueError:
+            return misfit("the body holds a number with too many digits")
+
+    try:
+        parsed = json.loads(text, object_pairs_hook=_unique, parse_constant=constant)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:
+        # A number that Python does not read: once more, to tell where it is.
+        parsed = json.loads(text, parse_int=integer, parse_constant=constant)
+    return parsed, bool(misfits)
 
 
 def _check_depth(body: bytes) -> None:
@@ -77,15 +105,27 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return result
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise InvalidRequestError(f"{name} is not a JSON number")
+def _check_value(value: object, where: str) -> None:
+    """Refuse the first misfit or lone surrogate, by its place."""
+    if isinstance(value, _Misfit):
+        raise InvalidRequestError(value.reason, param=where or None)
+    if isinstance(value, str):
+        _check_surrogates(value, where)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _check_value(item, f"{where}[{index}]")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            place = f"{where}.{shown_name(key)}" if where else shown_name(key)
+            _check_surrogates(key, place)
+            _check_value(item, place)
 
 
-def _check_surrogates(parsed: object) -> None:
+def _check_surrogates(text: str, where: str) -> None:
     try:
-        json.dumps(parsed, ensure_ascii=False).encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError:
-        raise InvalidRequestError("the body holds a lone surrogate escape") from None
+        raise InvalidRequestError("the body holds a lone surrogate escape", param=where) from None
 
 
 def _quoted(key: str) -> str:

@@ -78,8 +78,11 @@ class TokenLimits:
 
     @property
     def tightest(self) -> tuple[str, int]:
-        """Its name for an error message, and its tokens."""
-        if self.context <= self.pool:
+        """Its name for an error message, and its tokens.
+
+        Where they are equal, the context was cut to what the pool holds.
+        """
+        if self.context < self.pool:
             return "the model's context", self.context
         return "the KV pool", self.pool
 

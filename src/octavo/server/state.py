@@ -91,9 +91,8 @@ class ServerState:
         if name not in self.model_names:
             shown = shown_name(name)
             served = ", ".join(self.model_names)
-            raise ModelNotFoundError(
-                f'the model "{shown}" is not served here; served: {served}', param="model"
-            )
+            what = f'the model "{shown}" is not served here' if name else "the model has no name"
+            raise ModelNotFoundError(f"{what}; served: {served}", param="model")
         return name
 
     def token_limits(self) -> TokenLimits:

@@ -136,7 +136,8 @@ def _check_options(options: BackendOptions, layout: CacheLayout) -> None:
         )
     if layout.block_size < 16 or layout.block_size % 16:
         raise ConfigError(
-            f"block_size {layout.block_size} is not a multiple of 16", param="block_size"
+            f"--block-size is {layout.block_size}; the native backend takes multiples of 16",
+            param="block_size",
         )
     if layout.num_blocks < 1:
         raise ConfigError(
