@@ -158,7 +158,7 @@ def test_trees_change_nothing_either(
     """Many paths, right and wrong, one by one, in a batch, and in a pool that is too small."""
     with make(smollm2_path, "tree", **options) as llm:
         llm.engine.scheduler.speculation.propose = known_paths(llm, plain)
-        llm.engine.scheduler.speculation.step_tokens = 1000
+        llm.engine.scheduler.speculation.step_cost = 1000
         assert run(llm, sorted(plain)) == plain
         for index in (1, 2, 8):
             assert run(llm, [index])[index] == plain[index]

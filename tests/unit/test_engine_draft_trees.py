@@ -24,7 +24,7 @@ def make_driver(first_wrong=None, *, info=None, cache=None, seed=1, **config) ->
     )
     speculation = driver.core.scheduler.speculation
     speculation.propose = clairvoyant_tree(driver.info, first_wrong or (lambda: rng.randrange(8)))
-    speculation.step_tokens = 1000
+    speculation.step_cost = 1000
     return driver
 
 
@@ -218,7 +218,7 @@ def test_a_grammar_binds_every_path() -> None:
         driver = EngineDriver(info, SchedulerConfig(speculate="tree"), grammars=grammars)
         speculation = driver.core.scheduler.speculation
         speculation.propose = _known(answers[0], random=Random(3)) if trees else None
-        speculation.step_tokens = 1000
+        speculation.step_cost = 1000
         driver.core.handle(grammars.finish(grammar), 0.0)
         entry = submit(driver, n=2, grammar=grammar)
         driver.run()
@@ -248,6 +248,7 @@ def test_the_products_own_trees_of_a_text_that_repeats_itself() -> None:
         make_info(block_size=4, vocab_size=2, windows=(3,)),
         SchedulerConfig(speculate="tree", num_draft_tokens=3),
     )
+    driver.core.scheduler.speculation.step_cost = 100
     for i in range(3):
         submit(driver, f"r{i}", [0, 1, 1, i % 2], max_tokens=80, seed=i)
     driver.run()

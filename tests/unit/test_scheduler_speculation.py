@@ -12,7 +12,7 @@ from octavo.config import SchedulerConfig
 from octavo.errors import ConfigError
 from octavo.scheduler.guess import SURE, Guess
 from octavo.scheduler.lookup import MAX_PATHS, NGRAM, Lookup
-from octavo.scheduler.speculation import STEP_TOKENS, TILE, _branches, allot
+from octavo.scheduler.speculation import ALONE_COST, STEP_COST, TILE, TOKEN_COST, _branches, allot
 
 TOKENS = st.lists(st.integers(0, 3), max_size=60)
 
@@ -172,7 +172,8 @@ def value(counts: tuple[int, ...], chances: list[int], num_tokens: int) -> float
     for count, chance in zip(counts, chances, strict=True):
         gained += sum((chance / SURE) ** i for i in range(1, count + 1))
     total = num_tokens + sum(counts)
-    return gained / (STEP_TOKENS + (1 if total == 1 else -(-total // TILE) * TILE))
+    tiled = TOKEN_COST * TILE * -(-total // TILE)
+    return gained / (STEP_COST + (ALONE_COST if total == 1 else tiled)) * TOKEN_COST
 
 
 @given(
@@ -198,11 +199,11 @@ def test_a_full_batch_drafts_only_what_is_nearly_sure() -> None:
     def total(chance: int, streams: int) -> int:
         return sum(allot([chance] * streams, limits=[7] * streams, num_tokens=streams, budget=512))
 
-    assert total(900, 1) == 7
+    assert total(980, 1) == 7
     assert total(300, 1) == 0
     assert total(1000, 16) > 0
     assert total(600, 16) == 0
-    assert total(600, 4) > 0
+    assert total(700, 4) > 0
 
 
 @pytest.mark.parametrize(

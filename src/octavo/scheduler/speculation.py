@@ -3,7 +3,7 @@
 A draft costs one token of the step whether it is accepted or not. Where a step of T tokens takes
 F + c · ⌈T⌉ (T rounded up to a tile of rows, but for 1), a draft is worth its token if it raises
 
-    expected tokens gained / (F / c + ⌈T⌉)
+    expected tokens gained / (F + c · ⌈T⌉)
 
 and the i-th draft of a sequence is gained with chance pⁱ. p is a moving average of how its last
 proposals fared, those included that were only compared with what came and never computed: so an
@@ -27,9 +27,11 @@ from octavo.scheduler.guess import SURE, Guess
 from octavo.scheduler.lookup import shared_prefix
 from octavo.scheduler.sequence import Sequence
 
-# F / c and the tile of the native backend on two cores, see benchmarks/LOG.md. They decide about
-# speed alone.
-STEP_TOKENS = 4
+# Of the native backend on two cores, see benchmarks/LOG.md: F, what a row alone takes beyond it,
+# and c, in quarters of c; the tile in tokens. They decide about speed alone.
+STEP_COST = 9
+ALONE_COST = 7
+TOKEN_COST = 4
 TILE = 4
 
 
@@ -49,14 +51,14 @@ class Speculation:
     """Proposes drafts. ``propose`` (guess, sequence, limit) is None where speculation is off.
 
     ``by_runner``: the runner drafts by itself; the tokens that stand for its drafts mean nothing.
-    ``step_tokens`` is F / c of the machine.
+    ``step_cost`` is F of the machine.
     """
 
     def __init__(self, proposer: str, num_draft_tokens: int) -> None:
         self.by_runner = proposer.startswith(DRAFT_MODEL)
         self.propose: Proposer | None = _unknown if self.by_runner else _PROPOSERS.get(proposer)
         self.num_draft_tokens = num_draft_tokens
-        self.step_tokens = STEP_TOKENS
+        self.step_cost = STEP_COST
 
     def drafts(
         self,
@@ -74,7 +76,7 @@ class Speculation:
         their own: at most ``seats``.
         """
         guesses = [self._guess(seq) for seq in decodes]
-        worth = SURE * num_tokens // _cost(num_tokens, self.step_tokens)
+        worth = SURE * num_tokens // _cost(num_tokens, self.step_cost)
         branches = [
             _Branch(at, fork, path, offer)
             for at, guess in enumerate(guesses)
@@ -86,7 +88,7 @@ class Speculation:
             limits=[len(guess.drafts) for guess in guesses],
             num_tokens=num_tokens,
             budget=budget,
-            step_tokens=self.step_tokens,
+            step_cost=self.step_cost,
             bundles=[branch.offer for branch in branches],
         )
         drafts: dict[Sequence, tuple[int, ...]] = {}
@@ -170,7 +172,7 @@ def allot(
     limits: Values[int],
     num_tokens: int,
     budget: int,
-    step_tokens: int = STEP_TOKENS,
+    step_cost: int = STEP_COST,
     bundles: Values[tuple[int, int]] = (),
 ) -> list[int]:
     """Drafts per sequence for a step that computes ``num_tokens`` anyhow, ``budget`` at most more.
@@ -190,14 +192,14 @@ def allot(
     offers.sort(key=_gain)
     counts, taken, tokens = [0] * (num_chains + len(bundles)), 0, num_tokens
     gained = num_tokens * SURE
-    best = gained, _cost(num_tokens, step_tokens)
+    best = gained, _cost(num_tokens, step_cost)
     for number, (loss, index) in enumerate(offers, 1):
         gain, size = (-loss, 1) if index < num_chains else bundles[index - num_chains]
         tokens += size
         if tokens > num_tokens + budget:
             break
         gained += gain
-        cost = _cost(tokens, step_tokens)
+        cost = _cost(tokens, step_cost)
         if gained * best[1] > best[0] * cost:
             best, taken = (gained, cost), number
     for _, index in offers[:taken]:
@@ -209,5 +211,7 @@ def _gain(offer: tuple[int, int]) -> int:
     return offer[0]
 
 
-def _cost(num_tokens: int, step_tokens: int) -> int:
-    return step_tokens + (1 if num_tokens == 1 else -(-num_tokens // TILE) * TILE)
+def _cost(num_tokens: int, step_cost: int) -> int:
+    if num_tokens == 1:
+        return step_cost + ALONE_COST
+    return step_cost + TOKEN_COST * (-(-num_tokens // TILE) * TILE)

@@ -32,7 +32,7 @@ def clairvoyant_tree(
     """As ``clairvoyant``, but each of ``num_paths`` paths has a wrong draft of its own.
 
     It claims that paths beside the first are nearly always right where that one is wrong. With
-    ``step_tokens`` high enough all of them are verified.
+    ``step_cost`` high enough all of them are verified.
     """
 
     def propose(guess: Guess, seq: Sequence, limit: int) -> list[int]:

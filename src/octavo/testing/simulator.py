@@ -146,7 +146,7 @@ class Episode:
             speculation.propose = clairvoyant(self.scenario.info, self.runner.first_wrong)
         if self.scenario.scheduler.speculate == "tree":
             speculation.propose = clairvoyant_tree(self.scenario.info, self.runner.first_wrong)
-            speculation.step_tokens = 1000
+            speculation.step_cost = 1000
         self.leases.clear()
 
     # -- the run -----------------------------------------------------------------------------
