@@ -93,7 +93,13 @@ def test_a_wrong_object_is_found(openai_schemas: Schemas, anthropic_schemas: Sch
 
 def test_chat_and_completions(play: Any, openai_schemas: Schemas) -> None:
     async def test(here: Served) -> None:
-        for options in ({}, {"n": 2}, {"logprobs": True, "top_logprobs": 2}):
+        called = {key: FUNCTION[key] for key in ("name", "description", "parameters")}
+        tools = [{"type": "function", "function": called}]
+        calls = {"tools": tools, "tool_choice": "required", "max_tokens": 60}
+        thinks = {**THINKS, "max_tokens": 40}
+        for options in (
+            {}, {"n": 2}, {"logprobs": True, "top_logprobs": 2}, calls, thinks,
+        ):  # fmt: skip
             body = (await here.chat(**options)).json()
             openai_schemas.check("CreateChatCompletionResponse", body)
             usage = {"stream": True, "stream_options": {"include_usage": True}}

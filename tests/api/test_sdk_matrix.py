@@ -307,3 +307,16 @@ def test_a_cell_that_a_protocol_lacks(
     client = claude if protocol == "messages" else sdk
     with pytest.raises((openai.BadRequestError, anthropic.BadRequestError), match=field):
         ASKERS[protocol](client, {"extra_body": body}, stream=stream)
+
+
+def test_a_background_stream_is_read_again(sdk: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": "m", "input": ASK, "max_output_tokens": 24}
+    events = list(sdk.responses.create(**options, background=True, stream=True))
+    last = events[-1]
+    assert last.type in ("response.completed", "response.incomplete")
+    again = list(sdk.responses.retrieve(last.response.id, stream=True, starting_after=4))
+    assert again == events[5:]
+    assert sdk.responses.retrieve(last.response.id).output == last.response.output
+    (item,) = sdk.responses.input_items.list(last.response.id)
+    assert item.type == "message"
+    assert item.role == "user"

@@ -6,6 +6,8 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from octavo.core.grammar import Grammar
 from octavo.errors import InvalidRequestError
@@ -112,6 +114,36 @@ def test_reasoning_before_calls(smollm2_text: Any) -> None:
             ("reasoning", f"Hm. {CALL} is no call."), ("text", "Well.\n"), ("call", '{"a": 1}'),
         ]  # fmt: skip
         assert reader.num_calls == 1
+
+
+SHREDS = st.lists(
+    st.sampled_from(
+        ["<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": ',
+         "{", "}", "}}", '"', "\\", "[", "```json\n", "\n", "<", "a"]
+    ),
+    max_size=14,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["{{ tools }}<tool_call>", "{{ tools }}[TOOL_CALLS]", "none"])
+@given(shreds=SHREDS, opened=st.booleans())
+def test_whatever_is_said_is_read_the_same_in_any_pieces(
+    smollm2_text: Any, family: str, shreds: list[str], opened: bool
+) -> None:
+    """A markup that breaks off, or is none, is text; it is never an error."""
+    body = TypedBody({"tools": [{"type": "function", "function": {"name": "f"}}]})
+    tools = read_tools(body, tool_format(family), CHAT_TOOLS)
+    form = think(smollm2_text[1], tools=tools, opened=opened)
+    answer = "".join(shreds)
+    found = []
+    for pieces in ([answer], list(answer), shreds or [""]):
+        reader, parts = form.reader(), Parts()
+        for at, piece in enumerate(pieces or [""], 1):
+            for part in reader.read_text(piece, (), is_last=at == len(pieces or [""])):
+                parts.add(part)
+        found.append([(part.kind, part.name, part.text) for part in parts.all])
+        assert reader.num_calls == len(parts.calls)
+    assert found[0] == found[1] == found[2]
 
 
 def test_a_prompt_may_have_begun_it(smollm2_text: Any) -> None:
