@@ -87,6 +87,29 @@ def test_completions_take_every_shape_of_prompt(play: Any) -> None:
     play(test)
 
 
+def test_a_plain_stream_has_the_chunks_of_one_with_more_in_it(play: Any) -> None:
+    async def test(here: Served) -> None:
+        asked = {"prompt": ["One", "Two"], "n": 2, "stream": True, "stop": "zz", "max_tokens": 9}
+        plain = events(await here.complete(**asked))[:-1]
+        more = events(await here.complete(**asked, logprobs=0))[:-1]
+
+        def told(chunks: list[Any], index: int) -> tuple[str, list[str]]:
+            found = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+            reasons = [choice["finish_reason"] for choice in found if choice["finish_reason"]]
+            return "".join(choice["text"] for choice in found), reasons
+
+        for index in range(4):
+            text, reasons = told(plain, index)
+            assert (text, reasons) == told(more, index)
+            assert text
+            assert reasons == ["length"]
+        assert all(chunk["choices"][0]["logprobs"] is None for chunk in plain)
+        keys = {(tuple(chunk), tuple(chunk["choices"][0])) for chunk in (*plain, *more)}
+        assert len(keys) == 1
+
+    play(test)
+
+
 def test_completions_stream_and_echo(play: Any) -> None:
     async def test(here: Served) -> None:
         whole = (await here.complete(prompt=["One", "Two"], echo=True)).json()["choices"]

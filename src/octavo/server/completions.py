@@ -11,7 +11,7 @@ from dataclasses import replace
 from octavo.core.request import Request, TokenLogprobs
 from octavo.core.sampling_params import MAX_N
 from octavo.errors import InvalidRequestError
-from octavo.frontend import RequestOutput
+from octavo.frontend import BranchDelta, RequestOutput
 from octavo.server.call import Call, OpenAIFraming, answer, read_call, read_stream_options
 from octavo.server.engine_request import engine_request
 from octavo.server.fields import Endpoint, check_fields
@@ -123,6 +123,7 @@ class _Writer(OpenAIFraming):
         self._suffix = b"]" + usage + b"}" + END_OF_EVENT
         self._n = call.sampling.n
         self._started: set[int] = set()
+        self._is_plain = call.sampling.logprobs is None and not call.shows_ids
         self._tokenizer = state.tokenizer
         # Per prompt, once they have come.
         self._scores: dict[int, tuple[TokenLogprobs, ...]] = {}
@@ -166,6 +167,9 @@ class _Writer(OpenAIFraming):
         for delta in output.branches:
             self._take_scores(prompt_index, delta.prompt_logprobs)
         for index, delta in flat(prompt_index, output, self._n):
+            if self._is_plain and index in self._started:
+                chunks.append(self._plain_chunk(index, delta))
+                continue
             part = Choice()
             part.add(delta)
             text = delta.text
@@ -176,6 +180,17 @@ class _Writer(OpenAIFraming):
                 choice = self._choice(index, text, part)
                 chunks.append(self._prefix + encode_json(choice) + self._suffix)
         return b"".join(chunks)
+
+    def _plain_chunk(self, index: int, delta: BranchDelta) -> bytes:
+        """What most chunks are: a text, without an object in between."""
+        if not delta.text and delta.finish_reason is None:
+            return b""
+        finish = encode_json(finish_text(delta.finish_reason))
+        parts = (
+            self._prefix, b'{"index":%d,"text":' % index, encode_json(delta.text),
+            b',"logprobs":null,"finish_reason":', finish, b"}", self._suffix,
+        )  # fmt: skip
+        return b"".join(parts)
 
     def _choice(self, index: int, text: str, choice: Choice) -> dict[str, object]:
         """A choice, or what is new in it."""
