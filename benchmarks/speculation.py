@@ -3,7 +3,8 @@
 Copy-heavy tasks (edit this code, quote this text) go through the model's chat template and are
 greedy; random text follows random tokens, seeded, at temperature 1. Each task runs once per
 proposer and round, in turn, and every answer is compared with the one of the first proposer.
-A task's decode time is what the steps without prompt tokens take.
+A task's decode time is what the steps without prompt tokens take until the first stream ends: then
+the batch is no longer what it says, and a stream that is ahead would only wait for the others.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ def measure(runner: Runner, asked: list[Request], proposer: str, *, num_draft_to
         engine.handle(Submit(request=request), 0.0)
     run = Run()
     num_prompt = sum(len(request.prompt_token_ids) for request in asked)
+    is_whole = True
     while engine.has_work():
         before = engine.counters.computed_tokens
         start = time.perf_counter()
@@ -108,7 +110,8 @@ def measure(runner: Runner, asked: list[Request], proposer: str, *, num_draft_to
         spent = time.perf_counter() - start
         for output in outputs:
             run.answers.setdefault(output.request_id, []).extend(output.token_ids)
-        if before >= num_prompt:
+        if before >= num_prompt and is_whole:
+            is_whole = all(output.finish_reason is None for output in outputs)
             run.tokens += sum(len(output.token_ids) for output in outputs)
             run.seconds += spent
             computed = engine.counters.computed_tokens - before
