@@ -358,6 +358,9 @@ def test_a_stream_in_the_background_can_be_read_again_from_anywhere(play: Any) -
         for after in (0, 7, len(found) - 2):
             again = await here.http.get(f"{path}?stream=true&starting_after={after}")
             assert events(again, first=after + 1) == found[after + 1 :]
+        (entry,) = here.state.responses._entries.values()
+        assert here.state.responses.num_bytes == entry.num_bytes
+        assert entry.num_bytes > len(str(found))
         nothing = await here.http.get(f"{path}?stream=true&starting_after={len(found)}")
         assert nothing.status_code == 200
         assert "data:" not in nothing.text

@@ -75,7 +75,9 @@ class ResponseWriter:
         """The object of a call that is not streamed."""
         (choice,) = choices
         self._take_all(choice)
-        return self._ended(choice.finish_reason, generation)
+        body = self._ended(choice.finish_reason, generation)
+        self.keep(body, has_ended=True)
+        return body
 
     def cancelled(self, generation: Generation, choices: Sequence[Choice]) -> None:
         """Keep what there is of an answer that was cancelled."""
@@ -103,7 +105,6 @@ class ResponseWriter:
         status = "completed" if finish_reason is FinishReason.STOP else "incomplete"
         body = self.body(status, usage=generation.usage)
         body["timings"] = generation.timings
-        self.keep(body, has_ended=True)
         return body
 
     def body(
@@ -170,11 +171,16 @@ class ResponseWriter:
         begun = self._begin()
         self._has_output = True
         found = self._output.add(delta)
+        body = None
         if delta.finish_reason is not None:
             found += self._output.end(complete=delta.finish_reason is FinishReason.STOP)
             body = self._ended(delta.finish_reason, generation)
             found.append((str(body["status"]), {"response": body}))
-        return begun + [self._event(*event) for event in found]
+        data = begun + [self._event(*event) for event in found]
+        if body is not None:
+            # After its last event, which is counted with what is kept.
+            self.keep(body, has_ended=True)
+        return data
 
     def _event(self, kind: str, values: dict[str, object]) -> bytes:
         kind = f"response.{kind}"
