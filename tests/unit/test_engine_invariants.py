@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from octavo.core import BranchOutput, SamplingParams
+from octavo.core.request import TokenLogprobs
 from octavo.kv import check_fits
 from octavo.kv.block_pool import OwnerKind
 from octavo.scheduler import Status
@@ -205,3 +206,16 @@ def test_an_index_that_is_broken_is_found_a_few_steps_later() -> None:
     for _ in range(8):
         d.core.step(d.now)
     assert any(text.startswith("I5") for text in d.core.violations)
+
+
+def test_a_request_that_waits_for_no_grammar_must_not_say_so() -> None:
+    d = driver()
+    assert d.core.check_invariants() == []
+    d.core.requests.states["a"].branches[0].status = Status.COMPILING
+    assert "I7: 0 requests are held for their grammar, 1 say so" in d.core.check_invariants()
+
+
+def test_scores_that_nobody_asked_for_are_not_kept() -> None:
+    state = driver().core.requests.states["a"]
+    state.take_scores(0, (TokenLogprobs(1, -1.0),))
+    assert state.scores is None

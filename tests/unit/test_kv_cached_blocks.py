@@ -62,6 +62,16 @@ def test_who_is_evicted(operations: list[tuple[str, str | int]]) -> None:
             assert cache.kept_from(tenant) == sum(min(cache.floor, count) for count in counts)
 
 
+def test_with_nobody_above_the_floor_a_stranger_takes_the_oldest() -> None:
+    cache = CachedBlocks(8)
+    for block, tenant in enumerate("ab"):
+        cache.add(block, tenant)
+    assert cache.next("c") == 0
+    cache.remove(0)
+    cache.add(0, "a")
+    assert cache.next("c") == 1
+
+
 def submit(driver: EngineDriver, name: str, tenant: str, prompt: list[int], tokens: int) -> None:
     sampling = SamplingParams(max_tokens=tokens, seed=1)
     request = make_request(name, prompt, sampling=sampling)

@@ -12,6 +12,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import EngineCore
 from octavo.kv import Account, check_kv, metadata_bytes, take_ledger
+from octavo.kv.charges import Charges
 from octavo.testing import make_info
 from octavo.testing.fake_runner import FakeRunner
 from octavo.testing.journal import JournalEntry
@@ -226,8 +227,21 @@ def test_the_books_grow_with_tables_and_blocks() -> None:
     small, large = manager(num_blocks=16), manager(num_blocks=1600)
     assert metadata_bytes(large) > 10 * metadata_bytes(small) > 0
     before = metadata_bytes(small)
-    extend(small, small.new_sequence(ROOT), list(range(40)))
+    seq = small.new_sequence(ROOT)
+    extend(small, seq, list(range(40)))
     assert metadata_bytes(small) > before
+    before = metadata_bytes(small)
+    seq.tables[0].blocks += range(1000)
+    assert metadata_bytes(small) >= before + 4000
+    seq.tables[0].blocks[:] = ()
+    before = metadata_bytes(small)
+    small.index.blocks(0).update(dict.fromkeys(range(10_000)))
+    assert metadata_bytes(small) >= before + 40_000
+
+
+def test_rows_are_not_equal_to_what_is_none() -> None:
+    assert (Charges() == object()) is False
+    assert Charges() == Charges()
 
 
 # -- in flight, under load -----------------------------------------------------------------------

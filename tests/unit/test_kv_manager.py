@@ -565,3 +565,33 @@ def test_a_refused_step_does_not_make_a_shared_tail_writable() -> None:
     kv.pools[0].allocate = real
     assert len(extend(kv, parent, [6]) or []) == 1
     assert extend(kv, child, [6]) == []
+
+
+def test_nothing_is_counted_before_it_happens() -> None:
+    kv = manager()
+    counts = (kv.num_cow_copies, kv.num_query_tokens, kv.num_hit_tokens, kv.num_partial_hits)
+    assert counts == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8])
+def test_a_promised_branch_is_owed_a_copy_exactly_of_a_partly_filled_tail(length: int) -> None:
+    """Once it has copied the tail, it is owed none."""
+    kv = manager()
+    parent = kv.new_sequence(ROOT)
+    extend(kv, parent, list(range(length)))
+    kv.promise(parent, 12, branches=2, fork_at=length)
+    child = kv.fork(parent)
+    assert child.cow_due == (length % 4 > 0)
+    extend(kv, child, [99])
+    assert not child.cow_due
+    assert child.promised[0] == 3 - len(child.tables[0].blocks)
+
+
+def test_a_table_that_starts_one_block_late_is_reported() -> None:
+    kv = manager(block_size=1, windows=(5,))
+    seq = kv.new_sequence(ROOT)
+    for token in range(10):
+        extend(kv, seq, [token])
+    table = seq.tables[0]
+    kv.pools[0].release(table.owner, table.drop_front(table.first_block + 1))
+    assert any("still in its span" in words for words in check_kv(kv))

@@ -89,11 +89,6 @@ class RowPlan:
     source_row: int = -1
 
     @property
-    def num_provisional(self) -> int:
-        """Slots behind the row's own tokens, of which the accepted drafts stay."""
-        return self.num_drafts + self.num_proposals
-
-    @property
     def answers(self) -> bool:
         """Whether there is a result for it."""
         return bool(self.num_samples or self.num_scored)
