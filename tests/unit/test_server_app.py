@@ -699,10 +699,28 @@ def test_debug_pages_show_the_engine(play: Any) -> None:
         while not (requests := (await here.http.get("/debug/requests")).json()):
             await here.settle()
         (request,) = requests
-        kv = (await here.http.get("/debug/kv")).json()
+        while len((kv := (await here.http.get("/debug/kv")).json())["groups"][0]["tables"]) < 2:
+            await here.settle()
         assert kv["block_size"] == 16
         (group,) = kv["groups"]
         assert all(table.startswith(request) for table in group["tables"])
+        tables = group["tables"]
+        assert len(tables) == 2, "a branch each"
+        for block in group["blocks"]:
+            holders = {
+                name: table["blocks"].index(block["block"])
+                for name, table in tables.items()
+                if block["block"] in table["blocks"]
+            }
+            assert sorted(block["owners"]) == sorted(holders)
+            assert block["ref_count"] == len(holders)
+            fills = [
+                min(16, tables[name]["num_computed"] - 16 * at) for name, at in holders.items()
+            ]
+            assert block["fill"] == max(fills, default=block["fill"])
+        ledger = kv["ledger"]
+        states = {name: count for name, count in ledger.items() if name != "orphan_blocks"}
+        assert states.pop("pool") == sum(states.values())
         assert "Hello" not in json.dumps([kv, requests])
         await running
 
