@@ -484,3 +484,19 @@ class TestKVMachineLong(KVMachine.TestCase):
     """The same, longer."""
 
     settings = settings(max_examples=600, stateful_step_count=80)
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_beams_of_one_parent_copy_its_tail_but_for_the_last(prefix_cache: bool) -> None:
+    """The rules of a group on one known path, which the machine may or may not take."""
+    machine = KVMachine()
+    root = machine.start(tokens=[1, 2, 1], block_size=4, num_blocks=40, prefix_cache=prefix_cache)
+    group = machine.fork_group(root=root, width=2, target_tokens=12)
+    for _ in range(6):
+        machine.beam_step(group, [0, 0, 0], [1, 2, 1, 2])
+        machine.owned()
+    assert machine.kv.num_cow_copies > 6
+    machine.abort_one(group=group, which=1)
+    machine.preempt_group(group=group, at_once=True)
+    machine.owned()
+    assert len(machine.members[group]) == 2
