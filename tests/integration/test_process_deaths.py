@@ -310,3 +310,15 @@ def test_an_engine_that_keeps_dying_ends_it_all(own_server: ServerProcess) -> No
     last = own_server.output.splitlines()[-1]
     assert "engine process was killed by SIGKILL" in last
     wait_gone(seen)
+
+
+def test_the_count_of_engine_deaths_outlives_the_api(own_server: ServerProcess) -> None:
+    own_server.kill_child(ENGINE)
+    own_server.wait_ready(ready=False)
+    own_server.wait_ready()
+    before = own_server.metric("octavo_engine_restarts_total")
+    assert before > 0
+    pid = own_server.kill_child(API)
+    wait_gone({pid})
+    own_server.wait_ready()
+    assert own_server.metric("octavo_engine_restarts_total") == before

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from octavo.server import lingering
 from octavo.server.app import build_app
 from octavo.server.http_protocol import MAX_PIPELINED, GuardedProtocol
 from octavo.server.http_server import HttpServer
@@ -388,3 +389,54 @@ def test_chunk_framing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("octavo.server.http_protocol.MAX_RAW_BODY_BYTES", 10_000)
     play(reads_first, test)
+
+
+async def refuses_unread(scope: Any, receive: Any, send: Any) -> None:
+    headers = [(b"content-length", b"2"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 413, "headers": headers})
+    await send({"type": "http.response.body", "body": b"no"})
+
+
+def test_a_refusal_is_heard_by_who_keeps_sending() -> None:
+    """All that was sent is taken, so that no reset overtakes the answer."""
+
+    async def test(here: Listening) -> None:
+        reader, writer = await here.connect()
+        writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n\r\n")
+        for _ in range(40):
+            writer.write(b" " * 100_000)
+            await writer.drain()
+            await asyncio.sleep(0.002)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 413")
+        writer.close()
+        await here.wait_no_connection()
+
+    play(refuses_unread, test)
+
+
+@pytest.mark.parametrize("cap", ["LINGER_S", "LINGER_BYTES"])
+def test_lingering_ends_at_a_cap(monkeypatch: pytest.MonkeyPatch, cap: str) -> None:
+    monkeypatch.setattr(lingering, cap, 0.2)
+
+    async def test(here: Listening) -> None:
+        _, writer = await here.connect()
+        writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n\r\n")
+        writer.write(b" " * 100)
+        await here.wait_no_handler()
+        writer.write(b" " * 100)
+        await here.wait_no_connection()
+        writer.close()
+
+    play(refuses_unread, test)
+
+
+def test_an_upgrade_is_not_offered_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(here: Listening) -> None:
+        reader, writer = await here.connect()
+        writer.write(GET[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+    play(healthy, test)
+    assert caplog.records == []

@@ -147,6 +147,7 @@ def child_specs(runtime_dir: Path, listen_fd: int, *, drain_s: float) -> Sequenc
         name="api",
         argv=[*argv("octavo.server.api_process", "api.json"), "--listen-fd", str(listen_fd)],
         after=("engine", "resolved"),
+        peer="engine",
         drain_s=drain_s + DRAIN_MARGIN_S,
         pass_fds=(listen_fd,),
     )

@@ -37,7 +37,8 @@ Status = dict[str, object]
 class ChildSpec:
     """A process to keep running.
 
-    ``argv`` gets ``--death-fd N --status-fd N`` appended. ``after`` = (child, event) holds the
+    ``argv`` gets ``--death-fd N --status-fd N`` appended, and ``--peer-deaths N``, how often the
+    child named ``peer`` has died so far, where there is one. ``after`` = (child, event) holds the
     first start back until that child has reported that event. ``drain_s`` is how long it may
     take to end after SIGTERM.
     """
@@ -45,6 +46,7 @@ class ChildSpec:
     name: str
     argv: Sequence[str]
     after: tuple[str, str] | None = None
+    peer: str = ""
     drain_s: float = STOP_GRACE_S
     pass_fds: tuple[int, ...] = ()
 
@@ -61,6 +63,7 @@ class _Child:
     fatal: str = ""
     restart_at: float | None = None
     deaths: deque[float] = field(default_factory=deque)
+    num_deaths: int = 0
 
 
 class Supervisor:
@@ -161,6 +164,9 @@ class Supervisor:
         argv = [
             *child.spec.argv, "--death-fd", str(death_read), "--status-fd", str(status_write)
         ]  # fmt: skip
+        for peer in self._children:
+            if peer.spec.name == child.spec.peer:
+                argv += ["--peer-deaths", str(peer.num_deaths)]
         try:
             child.process = subprocess.Popen(
                 argv,
@@ -237,6 +243,7 @@ class Supervisor:
             return
         now = time.monotonic()
         child.deaths.append(now)
+        child.num_deaths += 1
         while now - child.deaths[0] > RESTART_WINDOW_S:
             child.deaths.popleft()
         if len(child.deaths) > self._restart_budget:

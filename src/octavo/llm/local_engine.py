@@ -16,7 +16,7 @@ from octavo.core.request import Abort, Request
 from octavo.engine import EngineCore
 from octavo.errors import OctavoError, OverloadedError
 from octavo.frontend import OutputProcessor, RequestOutput
-from octavo.grammar import GrammarCompiler
+from octavo.grammar import MAX_PENDING, GrammarCompiler
 from octavo.worker import LoadedModel, load_runner, token_table
 
 COMPILE_POLL_S = 0.001
@@ -78,6 +78,8 @@ class LocalEngine:
     def submit(self, request: Request) -> Inbox | None:
         """Hand a request to the engine; None when it must wait for others to make room."""
         if self.core.scheduler.waiting.num_fresh >= self._max_waiting:
+            return None
+        if request.sampling.grammar is not None and self.grammars.num_pending >= MAX_PENDING:
             return None
         try:
             entry = self.processor.open(request)

@@ -32,6 +32,7 @@ from octavo.server.state import REQUEST_TIMEOUT_S, ServerState
 from octavo.worker import open_text
 
 CLOSE_S = 2.0
+SWITCH_INTERVAL_S = 0.0005
 
 
 class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--listen-fd", type=int, required=True)
     parser.add_argument("--death-fd", type=int, default=-1)
     parser.add_argument("--status-fd", type=int, default=-1)
+    parser.add_argument("--peer-deaths", type=int, default=0)
     options = parser.parse_args(argv)
     channel = ChildChannel(
         death_fd=options.death_fd, status_fd=options.status_fd, runtime_dir=options.runtime_dir
@@ -62,8 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     address = engine_address(options.runtime_dir)
 
     def serve() -> int:
+        # Between the event loop and the thread that parses large bodies: by default each wait for
+        # the other would last 5 ms, and a loop that serves many sockets waits often.
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         config = msgspec.json.decode(options.config.read_bytes(), type=ApiConfig)
-        process = ApiProcess(config, channel, address)
+        process = ApiProcess(config, channel, address, engine_restarts=options.peer_deaths)
         return uvloop.run(process.run(listener))
 
     return run_child(channel, serve, name="api")
@@ -72,7 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 class ApiProcess:
     """Wires engine client, application and HTTP server together, and takes them apart."""
 
-    def __init__(self, config: ApiConfig, channel: ChildChannel, engine: str) -> None:
+    def __init__(
+        self, config: ApiConfig, channel: ChildChannel, engine: str, *, engine_restarts: int
+    ) -> None:
         model, tokenizer, template = open_text(config.model)
         defaults: ModelDefaults = model_defaults(model, tokenizer)
         self._config = config
@@ -81,6 +88,7 @@ class ApiProcess:
             DealerTransport(engine),
             OutputProcessor(tokenizer),
             client_epoch=secrets.randbits(62),
+            engine_restarts=engine_restarts,
             on_hang=lambda seconds: channel.report("hung", child="engine", silent_s=seconds),
             hang_s=config.hang_s,
         )

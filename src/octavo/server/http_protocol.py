@@ -1,7 +1,7 @@
 """uvicorn's HTTP protocol with what it lacks: a header cap, and deadlines for reading and writing.
 
 connection made ─ head timer ─▶ headers complete ─ body timer ─▶ message complete
-    too many bytes or too late ▶ an error in the API's shape, and the connection closes
+    too many bytes or too late ▶ an error in the API's shape, and the connection closes (lingering)
 bytes that the peer does not take ─ write timer ─▶ the connection is dropped
 
 One request is answered at a time; ``MAX_PIPELINED`` more may wait for their turn. What comes after
@@ -15,11 +15,13 @@ from __future__ import annotations
 import asyncio
 import http
 from functools import partial
+from typing import cast
 
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.server.dialects import error_body
+from octavo.server.lingering import LingeringTransport
 from octavo.server.replies import encode_json
 
 MAX_HEAD_BYTES = 32 << 10
@@ -60,7 +62,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock of the first request."""
-        super().connection_made(transport)
+        self._lingering = LingeringTransport(transport, self.loop)
+        super().connection_made(cast("asyncio.Transport", self._lingering))
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
             return
@@ -73,6 +76,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Stop the clocks."""
         self._disarm()
         self._disarm_write()
+        self._lingering.lost()
         running = self._running
         if running is not None and not running.response_complete:
             # uvicorn tells the newest request only, which may still wait behind this one.
@@ -83,9 +87,13 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser until something is refused."""
+        if self._lingering.lingers:
+            self._lingering.discard(data)
+            return
         for start in range(0, len(data), PIECE_BYTES):
             if self.transport.is_closing() or self._last_words:
                 return
+            self._lingering.unread = True
             self._feed(data[start : start + PIECE_BYTES])
         if self._is_unwatched():
             # What came was no part of a message (empty lines), but it stopped uvicorn's clock.
@@ -126,6 +134,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request line begins."""
+        self._lingering.unread = True
         super().on_message_begin()
         self._in_head = self._began_here = True
         self._raw_head_bytes = self._parsed_head_bytes = self._raw_body_bytes = 0
@@ -157,6 +166,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request is in: what follows is the server's time."""
         self._disarm()
+        self._lingering.unread = False
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -169,6 +179,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Quiet: an upgrade that nobody offers is answered as if it had not been asked for."""
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls this when the parser fails."""

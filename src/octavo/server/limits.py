@@ -32,6 +32,7 @@ from octavo.server.http_protocol import (
 )
 from octavo.server.http_server import KEEP_ALIVE_S
 from octavo.server.json_body import MAX_DEPTH, MAX_STRUCTURE
+from octavo.server.lingering import LINGER_BYTES, LINGER_S
 from octavo.server.prompts import MAX_MESSAGES, MAX_PROMPT_IDS, MAX_PROMPTS
 from octavo.server.response_store import MAX_BACKGROUND, MAX_RESPONSES, MAX_RESPONSES_BYTES
 from octavo.server.state import REQUEST_TIMEOUT_S
@@ -122,6 +123,10 @@ PER_REQUEST = (
           beyond="a client that is gone: its request is cancelled"),
     Limit(name="time to send a head", value=HEAD_TIMEOUT_S, unit="s", beyond="408 and close"),
     Limit(name="time to send a body", value=BODY_TIMEOUT_S, unit="s", beyond="408 and close"),
+    Limit(name="what a refused client still sends", value=LINGER_BYTES, unit="bytes",
+          beyond="the connection is cut"),
+    Limit(name="how long it is listened to", value=LINGER_S, unit="s",
+          beyond="the connection is cut"),
     Limit(name="idle connection", value=KEEP_ALIVE_S, unit="s", beyond="it is closed"),
     Limit(name="time to take what was sent", value=WRITE_TIMEOUT_S, unit="s",
           beyond="the connection is dropped, its request cancelled"),

@@ -15,7 +15,7 @@ from octavo.server.engine_request import engine_request
 from octavo.server.fields import Endpoint, check_fields
 from octavo.server.prompts import check_message_count
 from octavo.server.reasoning_effort import effort_variables, read_effort
-from octavo.server.sampling_fields import LOGPROBS_INCLUDE, sampling_from_body
+from octavo.server.sampling_fields import LOGPROBS_INCLUDE, MAX_INCLUDE, sampling_from_body
 from octavo.server.state import ServerState
 from octavo.server.tools import RESPONSES_TOOLS, read_tools
 from octavo.server.typed_body import TypedBody, shown_name
@@ -118,7 +118,7 @@ def _without_unknown_tools(values: dict[str, object], skipped: list[str]) -> dic
 
 
 def _check_includes(body: TypedBody) -> None:
-    for name in body.strings("include"):
+    for name in body.strings("include", at_most=MAX_INCLUDE):
         if name != LOGPROBS_INCLUDE and name not in _EMPTY_INCLUDES:
             raise InvalidRequestError(
                 f'include "{shown_name(name)}" is not supported; {LOGPROBS_INCLUDE} is',

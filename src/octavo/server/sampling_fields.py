@@ -6,13 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from octavo.core.sampling_params import MAX_LOGPROBS, SamplingParams, validate_sampling_params
+from octavo.core.sampling_params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+    validate_sampling_params,
+)
 from octavo.errors import ContextLengthError, InvalidRequestError
 from octavo.server.fields import Endpoint
 from octavo.server.structured import read_grammar
 from octavo.server.typed_body import TypedBody, finite_number
 
 COMPLETIONS_MAX_TOKENS = 16
+MAX_INCLUDE = 32
 LOGPROBS_INCLUDE = "message.output_text.logprobs"
 _NUMBERS = (
     "temperature",
@@ -54,15 +64,15 @@ def sampling_from_body(
         seed=body.integer("seed"),
         logit_bias=_logit_bias(body),
         ignore_eos=body.boolean("ignore_eos"),
-        stop=body.strings("stop"),
-        stop_token_ids=body.integers("stop_token_ids"),
+        stop=body.strings("stop", at_most=MAX_STOP_STRINGS),
+        stop_token_ids=body.integers("stop_token_ids", at_most=MAX_STOP_TOKEN_IDS),
         include_stop_str_in_output=body.boolean("include_stop_str_in_output"),
         skip_special_tokens=body.boolean_or("skip_special_tokens", True),
         grammar=read_grammar(body),
         logprobs=_LOGPROBS[endpoint](body) if endpoint in _LOGPROBS else None,
         prompt_logprobs=body.integer("prompt_logprobs"),
         allowed_token_ids=_allowed(body),
-        bad_words=body.strings("bad_words"),
+        bad_words=body.strings("bad_words", at_most=MAX_BAD_WORDS),
     )
     validate_sampling_params(params, vocab_size=vocab_size)
     return params
@@ -158,7 +168,13 @@ def _top_k(body: TypedBody, defaults: SamplingParams) -> int:
 
 def _logit_bias(body: TypedBody) -> tuple[tuple[int, float], ...]:
     pairs = []
-    for key, value in body.mapping("logit_bias").items():
+    biases = body.mapping("logit_bias")
+    if len(biases) > MAX_LOGIT_BIAS:
+        raise InvalidRequestError(
+            f"logit_bias has {len(biases)} entries; the limit is {MAX_LOGIT_BIAS}",
+            param="logit_bias",
+        )
+    for key, value in biases.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 12):
             raise InvalidRequestError("logit_bias keys must be token ids", param="logit_bias")
         pairs.append((int(key), finite_number(value, "logit_bias")))
@@ -172,7 +188,7 @@ def _allowed(body: TypedBody) -> tuple[int, ...]:
     name = "allowed_token_ids"
     if body.raw(name) == []:
         raise InvalidRequestError(f"{name} is empty: nothing could be sampled", param=name)
-    return tuple(sorted(set(body.integers(name))))
+    return tuple(sorted(set(body.integers(name, at_most=MAX_ALLOWED_TOKEN_IDS))))
 
 
 def _chat_logprobs(body: TypedBody) -> int | None:
@@ -186,7 +202,7 @@ def _chat_logprobs(body: TypedBody) -> int | None:
 
 def _responses_logprobs(body: TypedBody) -> int | None:
     top = body.integer("top_logprobs") or 0
-    asked = LOGPROBS_INCLUDE in body.strings("include")
+    asked = LOGPROBS_INCLUDE in body.strings("include", at_most=MAX_INCLUDE)
     if top and not asked:
         raise InvalidRequestError(
             f"top_logprobs needs include: {LOGPROBS_INCLUDE}", param="top_logprobs"

@@ -47,15 +47,9 @@ async def detokenize(state: ServerState, http: Exchange) -> None:
     """The text of token ids, control tokens included."""
 
     def work(body: TypedBody) -> str:
-        given = body.raw("tokens")
-        if given is None:
+        if body.raw("tokens") is None:
             raise InvalidRequestError("tokens is missing; send a list of token ids", param="tokens")
-        size = len(given) if isinstance(given, list) else 0
-        if size > MAX_PROMPT_IDS:
-            raise InvalidRequestError(
-                f"tokens has {size} ids; the limit is {MAX_PROMPT_IDS}", param="tokens"
-            )
-        tokens = body.integers("tokens")
+        tokens = body.integers("tokens", at_most=MAX_PROMPT_IDS)
         limit = state.tokenizer.vocab_size
         if tokens and (min(tokens) < 0 or max(tokens) >= limit):
             raise InvalidRequestError(

@@ -52,22 +52,24 @@ class TypedBody:
             raise InvalidRequestError(f"{name} must be a string", param=name)
         return value
 
-    def integers(self, name: str) -> tuple[int, ...]:
-        """A list of integers; absent is empty."""
+    def integers(self, name: str, *, at_most: int) -> tuple[int, ...]:
+        """A list of integers; absent is empty. A longer one is refused before it is looked at."""
         value = self.raw(name)
         if value is None:
             return ()
+        _check_length(value, name, at_most)
         if not isinstance(value, list) or not all(is_integer(item) for item in value):
             raise InvalidRequestError(f"{name} must be a list of integers", param=name)
         return tuple(value)
 
-    def strings(self, name: str) -> tuple[str, ...]:
-        """A string or a list of strings; absent is empty."""
+    def strings(self, name: str, *, at_most: int) -> tuple[str, ...]:
+        """A string or a list of strings; absent is empty. A longer one is refused unseen."""
         value = self.raw(name)
         if value is None:
             return ()
         if isinstance(value, str):
             return (value,)
+        _check_length(value, name, at_most)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise InvalidRequestError(f"{name} must be a string or a list of strings", param=name)
         return tuple(value)
@@ -80,6 +82,13 @@ class TypedBody:
         if not isinstance(value, dict):
             raise InvalidRequestError(f"{name} must be an object", param=name)
         return value
+
+
+def _check_length(value: object, name: str, at_most: int) -> None:
+    if isinstance(value, list) and len(value) > at_most:
+        raise InvalidRequestError(
+            f"{name} has {len(value)} entries; the limit is {at_most}", param=name
+        )
 
 
 def shown_name(name: str) -> str:
