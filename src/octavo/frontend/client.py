@@ -68,7 +68,7 @@ class AsyncEngineClient:
 
     ``on_hang(seconds)`` is told when the engine owes something and has not moved for that long,
     ``hang_s`` beyond what is usual (see ``ProgressWatch``). ``engine_restarts`` counts the deaths
-    that it has seen, from those before its time on.
+    that it has seen; who knows of earlier ones sets it before ``start``.
     """
 
     def __init__(
@@ -80,7 +80,6 @@ class AsyncEngineClient:
         clock: Callable[[], float] = time.monotonic,
         on_hang: Callable[[float], None] = lambda _seconds: None,
         hang_s: float = HANG_S,
-        engine_restarts: int = 0,
     ) -> None:
         self._transport = transport
         self._outbox = Outbox(transport)
@@ -103,7 +102,7 @@ class AsyncEngineClient:
         self.welcome: Welcome | None = None
         self.stats: Stats | None = None
         self.counters = CounterTotals()
-        self.engine_restarts = engine_restarts
+        self.engine_restarts = 0
 
     # -- life ------------------------------------------------------------------------------
 

@@ -88,10 +88,10 @@ class ApiProcess:
             DealerTransport(engine),
             OutputProcessor(tokenizer),
             client_epoch=secrets.randbits(62),
-            engine_restarts=engine_restarts,
             on_hang=lambda seconds: channel.report("hung", child="engine", silent_s=seconds),
             hang_s=config.hang_s,
         )
+        self._client.engine_restarts = engine_restarts
         self._state = ServerState(
             client=self._client,
             tokenizer=tokenizer,
