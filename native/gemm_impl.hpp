@@ -18,6 +18,7 @@ struct GroupStream {
   OCTAVO_INLINE const uint8_t* header(const uint8_t* panel, int g) {
     return panel + size_t(g / 8) * (SuperBytes + 8 * GroupBytes);
   }
+  static constexpr bool has_header = SuperBytes > 0;
   static constexpr int halves = 1;
   static constexpr bool has_min = false;
   static constexpr bool subtract_min = false;
@@ -263,8 +264,122 @@ static void int_blocks(const PanelGemm& p) {
   }
 }
 
+// A group of any format, unpacked for several blocks: [8][2][64] bytes, then per half the scales
+// and then the minima as float [32].
+template <class W>
+struct Unpacked {
+  static constexpr int halves = W::halves;
+  static constexpr bool has_min = W::has_min;
+  static constexpr bool subtract_min = W::subtract_min;
+  static constexpr int zero_shift = W::zero_shift;
+  static constexpr int bits = W::bits;
+  static constexpr int group_bytes = 1024 + 128 * (W::halves + (W::has_min ? 1 : 0));
+  OCTAVO_INLINE void load(const uint8_t* g, int j, I w[2]) {
+    w[0] = i_load(g + 128 * j);
+    w[1] = i_load(g + 128 * j + 64);
+  }
+  OCTAVO_INLINE F scale(const uint8_t*, const uint8_t* g, int half, int c) {
+    return f_load(reinterpret_cast<const float*>(g + 1024 + 128 * half + 64 * c));
+  }
+  OCTAVO_INLINE F minimum(const uint8_t*, const uint8_t* g, int c) {
+    return f_load(reinterpret_cast<const float*>(g + 1024 + 128 * W::halves + 64 * c));
+  }
+  OCTAVO_INLINE void unpack(const uint8_t* panel, int g, uint8_t* to) {
+    const uint8_t* header = W::header(panel, g);
+    const uint8_t* group = W::group(panel, g);
+    OCTAVO_UNROLL(8)
+    for (int j = 0; j < 8; ++j) {
+      I w[2];
+      W::load(group, j, w);
+      i_store(to + 128 * j, w[0]);
+      i_store(to + 128 * j + 64, w[1]);
+    }
+    float* scales = reinterpret_cast<float*>(to + 1024);
+    for (int c = 0; c < 2; ++c) {
+      for (int half = 0; half < W::halves; ++half) {
+        f_store(scales + 32 * half + 16 * c, W::scale(header, group, half, c));
+      }
+      if constexpr (W::has_min) {
+        f_store(scales + 32 * W::halves + 16 * c, W::minimum(header, group, c));
+      }
+    }
+  }
+};
+
+// Groups [begin, end) of a panel; meanwhile those of the next panel are prefetched.
+template <class W>
+OCTAVO_INLINE void unpack_groups(const PanelGemm& p, int begin, int end, uint8_t* to) {
+  for (int g = begin; g < end; ++g, to += Unpacked<W>::group_bytes) {
+    Unpacked<W>::unpack(p.weights, g, to);
+    OCTAVO_UNROLL(20)
+    for (int i = 0; i < W::group_bytes / 64; ++i) {
+      if (p.next) prefetch(p.next + size_t(g) * W::group_bytes + 64 * i);
+    }
+  }
+}
+
+template <class W>
+OCTAVO_INLINE void add_unpacked(const PanelGemm& p, int block, int begin, int end,
+                                const uint8_t* group, F acc[4][2]) {
+  using U = Unpacked<W>;
+  const uint8_t* quads = p.acts.ints + size_t(block) * p.acts.int_block_bytes();
+  quads += size_t(begin) * 96 * 4;
+  for (int g = begin; g < end; ++g, quads += 96 * 4, group += U::group_bytes) {
+    if (any_wide<4>(quads)) {
+      add_group<U, 4, true>(nullptr, group, quads, acc);
+    } else {
+      add_group<U, 4, false>(nullptr, group, quads, acc);
+    }
+  }
+}
+
+constexpr int kChunkGroups = 16;  // unpacked they stay in the first-level cache
+constexpr int kUnpackBlocks = 2;
+
+// Several blocks of four rows: a few groups at a time are unpacked once for all of them. Worth it
+// where scales and planes take many steps; plain nibbles are as quick to unpack as to read back.
+template <class W>
+static void int_chunks(const PanelGemm& p) {
+  using U = Unpacked<W>;
+  alignas(64) uint8_t unpacked[kChunkGroups * U::group_bytes];
+  int begin = 0;
+  for (int slice = 0; slice < p.num_slices; ++slice) {
+    const int first = begin, end = p.slice_ends[slice];
+    while (begin < end) {
+      const int next = begin + kChunkGroups < end ? begin + kChunkGroups : end;
+      unpack_groups<W>(p, begin, next, unpacked);
+      for (int block = p.first_block; block < p.last_block; ++block) {
+        // Per block the sums of the slice, and behind those of all blocks the sums of the slices.
+        float* sums = p.scratch + (block - p.first_block) * 4 * kPanel;
+        float* totals = sums + (p.last_block - p.first_block) * 4 * kPanel;
+        F acc[4][2];
+        for (int i = 0; i < 8; ++i) {
+          acc[i / 2][i % 2] = begin == first ? f_zero() : f_load(sums + 16 * i);
+        }
+        add_unpacked<W>(p, block, begin, next, unpacked, acc);
+        if (next < end) {
+          for (int i = 0; i < 8; ++i) f_store(sums + 16 * i, acc[i / 2][i % 2]);
+          continue;
+        }
+        for (int i = 0; i < 8 && slice > 0; ++i) {
+          acc[i / 2][i % 2] = f_add(f_load(totals + 16 * i), acc[i / 2][i % 2]);
+        }
+        if (slice + 1 == p.num_slices) {
+          store_tile<4>(p, block, acc);
+          continue;
+        }
+        for (int i = 0; i < 8; ++i) f_store(totals + 16 * i, acc[i / 2][i % 2]);
+      }
+      begin = next;
+    }
+  }
+}
+
 template <class W, int R>
 static void gemm_int(const PanelGemm& p) {
+  if constexpr (R == 4 && W::has_header) {
+    if (p.last_block - p.first_block >= kUnpackBlocks) return int_chunks<W>(p);
+  }
   const int blocks = p.last_block - p.first_block;
   constexpr int kLines = W::group_bytes / 64;
   if (R == 1 || !p.next || blocks > kLines) {

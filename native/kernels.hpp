@@ -73,7 +73,7 @@ struct PanelGemm {
   int columns;            // at most 32; columns beyond stay untouched
   const float* bias;      // 32 values or null
   bool residual;          // add to what `out` holds
-  float* scratch;         // groups · 32 · 32 floats, for formats that are unpacked first
+  float* scratch;         // max(groups · 32, 2 · rows) · 32 floats, for what is unpacked first
   const uint8_t* next;    // panel to prefetch, or null
 };
 using GemmFn = void (*)(const PanelGemm&);

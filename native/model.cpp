@@ -220,8 +220,9 @@ void Model::allocate_scratch() {
   cos_sin_.assign(rows * rope_width, 0.0f);
   for (ThreadScratch& scratch : thread_scratch_) {
     scratch.attention.resize(size_t(4 * (kSegment + max_dim) + kMaxHeadRatio * max_dim));
-    scratch.gate_up.resize(2 * 128 * kPanel);
-    scratch.unpacked.resize(size_t(max_groups) * kGroup * kPanel);
+    scratch.gate_up.resize(2 * kRowsPerChunk * kPanel);
+    scratch.unpacked.resize(
+        std::max(size_t(max_groups) * kGroup * kPanel, size_t(2 * kRowsPerChunk * kPanel)));
   }
   queue_ = std::make_unique<WorkQueue>(options_.threads);
 }

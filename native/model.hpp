@@ -27,6 +27,7 @@ struct ModelOptions {
   KvLayout kv;
 };
 
+inline constexpr int kRowsPerChunk = 128;  // activations that stay in the second-level cache
 inline constexpr int kMaxHeadRatio = 64;  // query heads per KV head
 
 struct AttentionSpec {

@@ -13,7 +13,7 @@
 namespace octavo {
 namespace {
 
-constexpr int kBlocksPerChunk = 32;  // 128 rows of activations stay in the second-level cache
+constexpr int kBlocksPerChunk = kRowsPerChunk / 4;
 constexpr int kAttentionRows = 24;   // query rows (tokens · heads per KV head) of one item
 constexpr int kItemsPerThread = 4;   // fewer leave threads idle at the end of a phase
 
