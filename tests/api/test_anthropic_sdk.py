@@ -80,7 +80,7 @@ def test_errors_are_the_sdks_own(client: anthropic.Anthropic, server: ServerProc
         client.messages.create(**{**OPTIONS, "model": "claude-opus"})
     with pytest.raises(anthropic.BadRequestError) as bad:
         client.messages.create(**OPTIONS, stop_sequences=["x"] * 20)
-    assert "stop_sequences has 20 strings; the limit is 16" in str(bad.value)
+    assert "stop_sequences has 20 entries; the limit is 16" in str(bad.value)
     stranger = anthropic.Anthropic(base_url=server.url, api_key="wrong", max_retries=0)
     with stranger, pytest.raises(anthropic.AuthenticationError):
         stranger.messages.create(**OPTIONS)

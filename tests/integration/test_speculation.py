@@ -164,7 +164,7 @@ def test_trees_change_nothing_either(
             assert run(llm, [index])[index] == plain[index]
         counters = llm.stats().counters
         assert_both_happened(counters)
-        assert 10 < counters["draft_paths_kept"] < counters["draft_paths"]
+        assert 0 < counters["draft_paths_kept"] < counters["draft_paths"]
         assert (counters["preemptions"] > 0) == bool(options)
         assert llm.engine.check_invariants() == llm.engine.violations == []
 
@@ -195,6 +195,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(smollm2_path: Path) -> N
                 seed=5, ignore_eos=True, min_tokens=9,
             ),
         ]  # fmt: skip
+        llm.engine.scheduler.speculation.step_cost = 1000
         prompts = [llm.tokenizer.encode(text) for text in PROMPTS]
         for _ in range(2):
             llm.generate(prompts, params)

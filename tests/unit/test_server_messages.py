@@ -295,7 +295,7 @@ TEXT = {"type": "text", "text": "x"}
         ({"max_tokens": None}, "max_tokens is required"),
         ({"max_tokens": 0}, "max_tokens must be between 1"),
         ({"temperature": -1}, "temperature must be"),
-        ({"stop_sequences": ["x"] * 99}, "stop_sequences has 99 strings; the limit is 16"),
+        ({"stop_sequences": ["x"] * 99}, "stop_sequences has 99 entries; the limit is 16"),
         ({"stop_sequences": [""]}, "stop_sequences strings must be non-empty"),
         ({"stop_sequences": [1]}, "stop_sequences must be"),
         ({"messages": []}, "messages must be"),

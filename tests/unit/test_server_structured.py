@@ -70,7 +70,6 @@ def test_nothing_asked(body: dict) -> None:
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"text": {"format": "json"}}, "text.format"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
-        ({"output_config": {"effort": "low"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": schema_format(extra=1)}, "response_format.json_schema.extra"),
