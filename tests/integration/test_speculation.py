@@ -160,11 +160,11 @@ def test_trees_change_nothing_either(
         llm.engine.scheduler.speculation.propose = known_paths(llm, plain)
         llm.engine.scheduler.speculation.step_cost = 1000
         assert run(llm, sorted(plain)) == plain
-        for index in (1, 2, 8):
+        for index in sorted(plain):
             assert run(llm, [index])[index] == plain[index]
         counters = llm.stats().counters
         assert_both_happened(counters)
-        assert 0 < counters["draft_paths_kept"] < counters["draft_paths"]
+        assert 10 < counters["draft_paths_kept"] < counters["draft_paths"]
         assert (counters["preemptions"] > 0) == bool(options)
         assert llm.engine.check_invariants() == llm.engine.violations == []
 

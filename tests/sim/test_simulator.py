@@ -10,8 +10,8 @@ import pytest
 
 from octavo.testing.simulator import simulate
 
-# Seeds that once failed stay here.
-REGRESSION_SEEDS = (1, 2, 3, 5)
+# Seeds that once failed stay here; 2029 held every invariant but shed no promise in 20,000 steps.
+REGRESSION_SEEDS = (1, 2, 3, 5, 2029)
 KINDS = (
     "aborts", "arrivals", "beam searches", "beam_splits", "beam_steps", "cache resets",
     "cow_copies", "crashes", "deadlines", "duplicate submits",
