@@ -7,6 +7,7 @@ event loop stood still. ``pytest -s -m slow tests/integration/test_soak.py`` sho
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import multiprocessing
 import random
@@ -137,13 +138,19 @@ class Load:
         self._count("left")
 
     async def _idle(self, rng: random.Random) -> None:
+        while self._left_s() > 0:
+            # A machine that stood still for longer than a connection may be idle ends it.
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                await self._keep_idle(rng)
+        self._count("idle")
+
+    async def _keep_idle(self, rng: random.Random) -> None:
         reader, writer = await asyncio.open_connection(self._endpoint.host, self._endpoint.port)
         while self._left_s() > 0:
             writer.write(HEALTH)
             assert (await reader.readuntil(b'"alive"}')).startswith(b"HTTP/1.1 200")
             await asyncio.sleep(min(rng.uniform(0.5, 1) * IDLE_S, max(0.0, self._left_s())))
         writer.close()
-        self._count("idle")
 
     def _count(self, what: str) -> None:
         self.outcomes[what] = self.outcomes.get(what, 0) + 1
@@ -153,18 +160,28 @@ def watch_health(url: str, stop: Event, results: Any) -> None:
     """In a process of its own: how long /health took, and how late this process itself woke."""
     endpoint = Endpoint.parse(url)
     answers, own = [], []
-    with socket.create_connection((endpoint.host, endpoint.port)) as connection:
-        while not stop.is_set():
-            start = time.monotonic()
-            connection.sendall(HEALTH)
-            answer = b""
-            while not answer.endswith(b'"alive"}'):
-                answer += connection.recv(4096)
-            answers.append(time.monotonic() - start)
-            start = time.monotonic()
-            time.sleep(0.02)
-            own.append(time.monotonic() - start - 0.02)
+    while not stop.is_set():
+        with (
+            contextlib.suppress(ConnectionError),
+            socket.create_connection((endpoint.host, endpoint.port)) as connection,
+        ):
+            while not stop.is_set():
+                answers.append(ask_health(connection))
+                start = time.monotonic()
+                time.sleep(0.02)
+                own.append(time.monotonic() - start - 0.02)
     results.put((answers, own))
+
+
+def ask_health(connection: socket.socket) -> float:
+    start, answer = time.monotonic(), b""
+    connection.sendall(HEALTH)
+    while not answer.endswith(b'"alive"}'):
+        data = connection.recv(4096)
+        if not data:
+            raise ConnectionResetError
+        answer += data
+    return time.monotonic() - start
 
 
 @contextmanager
