@@ -15,6 +15,7 @@ from octavo.core.step import RowPlan, RowResult, StepPlan, StepResult
 from octavo.errors import EngineError
 from octavo.worker.batch import allowed_mask, build_batch
 from octavo.worker.drafter import Drafter
+from octavo.worker.row_layout import RowLayout
 from octavo.worker.slots import SlotTable
 
 
@@ -89,7 +90,8 @@ class ModelRunner:
         batch = build_batch(plan, self._slots, allowed=self._allowed, want_logits=self.want_logits)
         output = self._executor.forward(batch)
         self.last_output = output
-        rows = _row_results(plan, batch.sample.num_logprobs, output)
+        assert self._slots.layout is not None, "a batch has a layout"
+        rows = _row_results(plan, self._slots.layout, output)
         if self._slots.num_candidates:
             self._add_candidates(plan, rows)
         if output.hidden is not None:
@@ -141,19 +143,16 @@ class ModelRunner:
         return replace(plan, rows=tuple(rows))
 
 
-def _row_results(
-    plan: StepPlan, num_logprobs: NDArray[np.int32], output: StepOutput
-) -> tuple[RowResult, ...]:
-    """What the samples mean to the rows. ``num_logprobs`` is per sample."""
+def _row_results(plan: StepPlan, layout: RowLayout, output: StepOutput) -> tuple[RowResult, ...]:
+    """What the samples mean to the rows."""
     # Hot: once per row and step. Most steps draw one token per row and report no logprobs.
     tokens: list[int] = output.token_ids.tolist()
-    sampling = [index for index, row in enumerate(plan.rows) if row.answers]
-    wanted: list[int] = num_logprobs.tolist()
-    if len(tokens) == len(sampling) and max(wanted, default=-1) < 0 <= min(tokens, default=0):
-        return tuple(map(RowResult, sampling, zip(tokens)))
+    if layout.is_plain and min(tokens, default=0) >= 0:
+        return tuple(map(RowResult, layout.answering, zip(tokens)))
+    wanted: list[int] = layout.batch.sample.num_logprobs.tolist()
     results = []
     at = 0
-    for index in sampling:
+    for index in layout.answering:
         row = plan.rows[index]
         scored = range(at, at + row.num_scored)
         scores = _logprobs(output, scored, wanted[at]) if row.num_scored else ()

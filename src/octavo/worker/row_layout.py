@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.backends.program import StepBatch
+from octavo.core.step import RowPlan
+
 RowKey = tuple[int, int, int, int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RowLayout:
-    """R rows and S samples; ``key`` is per row (slot, tokens, samples, drafts, scored).
+    """R rows and S samples, and the batch that every step with these rows fills in.
 
-    ``starts`` [R + 1] are flat positions, ``slots`` [R]. Of the samples [S]: ``row``, ``ahead``
-    (how far behind its row's start it samples), ``is_scored`` (it scores a token of the
-    prompt), ``slot_names``, and ``columns``, the fields of
-    ``SampleBatch`` that follow from slots alone. Nobody writes to these arrays.
+    ``key`` is per row (slot, tokens, samples, drafts, scored). Of the samples [S]: ``picks`` (row,
+    how far behind its row's start it samples), ``slot_names``, and ``scored``, those that score a
+    token of the prompt. ``answering`` are the rows that sample or score; where each draws one token
+    without logprobs, ``is_plain``. In ``batch`` everything is set that follows from who runs;
+    ``mask_index`` is its own as long as no grammar binds a row, and its first positions are those
+    after ``num_moves`` moves of a window.
     """
 
     key: list[RowKey]
-    slots: NDArray[np.int32]
-    starts: NDArray[np.int32]
-    row: NDArray[np.int32]
-    ahead: NDArray[np.int32]
-    is_scored: NDArray[np.bool_]
+    picks: list[tuple[int, int]]
     slot_names: list[int]
-    columns: dict[str, NDArray[Any]]
+    scored: list[int]
+    answering: list[int]
+    is_plain: bool
+    batch: StepBatch
+    mask_index: NDArray[np.int32]
+    num_moves: int
+
+    def fill(self, rows: Sequence[RowPlan]) -> None:
+        """Put a step's tokens and positions into the batch."""
+        # Hot: once per step. Arrays of Python's own, since a handful of numpy calls with cold
+        # caches would take as long as all the rest of the batch.
+        batch = self.batch
+        starts = [row.start for row in rows]
+        tokens = list(chain.from_iterable([row.token_ids for row in rows]))
+        positions = [starts[row] + ahead for row, ahead in self.picks]
+        batch.token_ids.data[:] = array("i", tokens)
+        batch.context_lens.data[:] = array("i", starts)
+        batch.sample.position.data[:] = array("i", positions)

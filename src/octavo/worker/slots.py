@@ -24,7 +24,8 @@ class SlotTable:
     """Owns sampling parameters, block tables and the token histories that penalties need.
 
     ``block_tables[g]`` is int32 [max_slots, max_blocks]; ``first_position[g]`` int32 [max_slots].
-    ``layout`` is that of the last batch, None once a slot has changed hands.
+    ``layout`` is that of the last batch, None once a slot has changed hands; ``num_moves`` says how
+    often a first position has changed.
     ``labels`` are the probes of slots whose samples are given, ``hidden`` those of slots whose rows
     report their hidden state. ``prompts`` are those of slots whose prompt is scored, ``allowed``
     the bit words of what slots may sample that may not sample everything.
@@ -71,6 +72,7 @@ class SlotTable:
         self._penalised: set[int] = set()
         self._history: dict[int, NDArray[np.int32]] = {}
         self.layout: RowLayout | None = None
+        self.num_moves = 0
 
     def assign(self, state: SlotState) -> None:
         """Give a slot to a sequence; whatever it held before is gone."""
@@ -136,7 +138,10 @@ class SlotTable:
                 end = change.keep + len(change.blocks)
                 if change.blocks:
                     self.block_tables[change.group][slot, change.keep : end] = change.blocks
-                self.first_position[change.group][slot] = change.first_position
+                first_position = self.first_position[change.group]
+                if first_position[slot] != change.first_position:
+                    first_position[slot] = change.first_position
+                    self.num_moves += 1
             if slot in histories:
                 self._write(slot, row.start, row.token_ids)
 
