@@ -154,7 +154,7 @@ def drawing(data: dict[str, Any]) -> str:
     """The chart of one comparison."""
     found = medians(collect(data)[0])
     rows = list(dict.fromkeys(row for figures in found.values() for row in figures))
-    return bars(f"{data['model']}: tokens per second ({data['date']})", rows, found)
+    return bars(f"{data['model']}: tokens per second ({data['date']})", rows, found).svg()
 
 
 def replaced(readme: str, text: str) -> str:

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -200,7 +201,7 @@ def test_a_peer_without_a_figure_is_no_zero(turns: list[dict[str, Any]]) -> None
 def test_the_chart_is_the_same_for_the_same_data(turns: list[dict[str, Any]]) -> None:
     drawings = {report.drawing(data_of(turns)) for _ in range(2)}
     assert len(drawings) == 1
-    assert chart.bars("<t>", ["none"], {"a": {}}).count("&lt;t&gt;") == 1
+    assert chart.bars("<t>", ["none"], {"a": {}}).svg().count("&lt;t&gt;") == 1
 
 
 def test_the_readme_s_table_is_replaced_and_only_that() -> None:
@@ -217,6 +218,8 @@ def test_stored_results_can_be_reported() -> None:
         data = json.loads(path.read_text())
         section = memory_report.section if data["kind"] == "memory" else report.section
         assert section(data, chart="c.svg")
+        drawing = memory_report.drawing if data["kind"] == "memory" else report.drawing
+        assert ElementTree.fromstring(drawing(data)).tag.endswith("svg")
 
 
 def test_options_make_the_contenders(tmp_path: Path) -> None:

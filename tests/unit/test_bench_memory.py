@@ -1,4 +1,4 @@
-"""``octavo bench memory``: allocators, replays in virtual time, beam trees, and the report."""
+"""``octavo bench memory``: allocators, replays in virtual time, beams, and the report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from random import Random
 
 import pytest
 
-from octavo.bench.beam_tree import BeamTree
 from octavo.bench.contiguous import (
     ALLOCATORS,
     RULES,
@@ -19,7 +18,17 @@ from octavo.bench.contiguous import (
     replay_contiguous,
 )
 from octavo.bench.report import ABSENT
-from octavo.bench.virtual import KVUsage, Setup, StepTime, VirtualEngine, prompt_ids
+from octavo.bench.virtual import (
+    FIRST_NATS,
+    GAP_NATS,
+    KVUsage,
+    Replay,
+    Setup,
+    StepTime,
+    VirtualEngine,
+    candidates,
+    prompt_ids,
+)
 from octavo.bench.workload import PlannedRequest, Segment
 from octavo.cli.main import main
 from octavo.errors import ConfigError
@@ -164,33 +173,56 @@ def test_usage_without_a_refusal_is_absent() -> None:
 # -- beams -------------------------------------------------------------------------------------
 
 
-class CheckedTree(BeamTree):
-    """Every invariant after every selection."""
+class CheckedEngine(VirtualEngine):
+    """Every invariant after every step, and how many sequences there were at most."""
 
-    steps = 0
+    widest = 0
 
-    def _select(self, beams):
-        found = super()._select(beams)
-        assert check_kv(self.kv) == []
-        assert [score for score, _ in found] == sorted((s for s, _ in found), reverse=True)
-        assert len({id(seq) for _, seq in found}) == len(found) == self._width
-        self.steps += 1
-        return found
+    def _measure(self, *args, **options) -> None:
+        assert check_kv(self.engine.kv) == []
+        self.widest = max(self.widest, len(self.engine.kv.sequences))
+        super()._measure(*args, **options)
 
 
-def test_a_beam_tree_shares_copies_and_leaves_nothing_behind() -> None:
-    tree = CheckedTree(width=4, block_size=4, context=80, seed=1)
-    for index in range(3):
-        tree.search(planned(index, 9 + index, 40))
-    assert tree.steps == 3 * 39
-    assert tree.kv.num_cow_copies > 0
-    assert tree.kv.pools[0].num_free == tree.kv.pools[0].num_blocks
-    assert 0 < tree.owned < tree.entries / 2
-    # Without sharing, a beam of one saves nothing.
-    alone = BeamTree(width=1, block_size=4, context=80, seed=1)
-    alone.search(planned(0, 9, 10))
-    assert alone.owned == alone.entries
-    assert alone.kv.num_cow_copies == 0
+def search(n: int, requests: list[PlannedRequest]) -> tuple[Replay, CheckedEngine]:
+    engine = CheckedEngine(
+        Setup(pool_tokens=4096, context=80, block_size=4, n=n, beam=True), SECOND
+    )
+    return engine.run(requests), engine
+
+
+def test_beams_are_the_engines_own_searches() -> None:
+    replay, engine = search(4, [planned(index, 9 + index, 40) for index in range(3)])
+    counters = replay.counters
+    # A search chooses once per output token, the first time from the prompt's row; the last choice
+    # ends it.
+    assert counters["beam_steps"] == 3 * 40
+    assert engine.widest == 12
+    assert counters["forks"] > 12
+    assert counters["cow_copies"] > 0
+    assert counters["preemptions"] == 0
+    assert [record.output_tokens for record in replay.records] == [4 * 40] * 3
+    assert 30 < replay.saved_percent < 75, "four beams that shared everything would save 75"
+    pool = engine.engine.kv.pools[0]
+    assert pool.num_free == pool.num_blocks
+
+
+def test_wider_beams_save_more_and_more_than_branches_do() -> None:
+    requests = [planned(index, 20, 40) for index in range(3)]
+    saved = [search(n, requests)[0].saved_percent for n in (2, 4, 6)]
+    assert saved == sorted(saved)
+    branches = VirtualEngine(Setup(pool_tokens=4096, context=80, block_size=4, n=4), SECOND)
+    assert branches.run(requests).saved_percent < saved[1]
+
+
+def test_candidates_are_ranked_and_of_the_stated_statistics() -> None:
+    drawn = [candidates(8, key=str(key)) for key in range(4000)]
+    assert all([token for token, _ in row] == list(range(8)) for row in drawn)
+    costs = [[-logprob for _, logprob in row] for row in drawn]
+    assert all(row == sorted(row) and row[0] >= 0 for row in costs)
+    assert sum(row[0] for row in costs) / 4000 == pytest.approx(FIRST_NATS, rel=0.05)
+    assert sum(row[7] - row[0] for row in costs) / 28000 == pytest.approx(GAP_NATS, rel=0.05)
+    assert candidates(0, key="0") == ()
 
 
 # -- the command -------------------------------------------------------------------------------

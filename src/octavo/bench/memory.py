@@ -14,13 +14,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from octavo.bench.beam_tree import FIRST_NATS, GAP_NATS, BeamTree
 from octavo.bench.contiguous import ALLOCATORS, RULES, Reservation, replay_contiguous
 from octavo.bench.figures import Slo, totals
 from octavo.bench.machine import machine_facts
 from octavo.bench.report import Report
 from octavo.bench.virtual import (
-    BLOCK_SIZE,
+    FIRST_NATS,
+    GAP_NATS,
     TOKEN_BUDGET,
     Replay,
     Setup,
@@ -173,22 +173,13 @@ def _sharing(workload: MemoryWorkload, step_time: StepTime) -> list[Row]:
     rows = []
     for name in workload.named():
         requests = workload.plan(name, rate_per_s=workload.rate_per_s)[:MAX_SHARERS]
-        for n in WIDTHS:
-            replay = _replay(workload.roomy(n=n), requests, step_time)
-            tree = BeamTree(
-                width=n, block_size=BLOCK_SIZE, context=workload.context, seed=workload.seed
-            )
-            for request in requests:
-                tree.search(request)
-            saved = {
-                "parallel": replay.saved_percent,
-                "beam": round(100 * (1 - tree.owned / max(tree.entries, 1)), 1),
-            }
-            rows += [
-                {"workload": name, "kind": kind, "n": n, "saved_percent": percent,
+        for n, kind in product(WIDTHS, ("parallel", "beam")):
+            replay = _replay(workload.roomy(n=n, beam=kind == "beam"), requests, step_time)
+            rows.append(
+                {"workload": name, "kind": kind, "n": n, "saved_percent": replay.saved_percent,
+                 "forks": replay.counters["forks"], "cow_copies": replay.counters["cow_copies"],
                  "paper_n_2_to_6": PAPER_SAVED.get((kind, name), "absent")}
-                for kind, percent in saved.items()
-            ]  # fmt: skip
+            )  # fmt: skip
     return rows
 
 

@@ -1,8 +1,9 @@
 """The real engine, scheduler and KV under planned requests, in virtual time and without a model.
 
-The runner returns tokens that mean nothing; how long a step takes is a straight line through the
-step times of a real model. So minutes of serving are replayed in seconds, and what is measured is
-what the ledger says: where the bytes of the pool are.
+The runner returns tokens that mean nothing, and likelihoods of stated statistics where a beam
+search asks for them; how long a step takes is a straight line through the step times of a real
+model. So minutes of serving are replayed in seconds, and what is measured is what the ledger says:
+where the bytes of the pool are.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from octavo.bench.figures import Outcome, RequestRecord
 from octavo.bench.report import ABSENT
@@ -27,6 +29,9 @@ from octavo.kv import Ledger
 VOCAB_SIZE = 1 << 20
 BLOCK_SIZE = 16
 TOKEN_BUDGET = 512
+# What the likeliest next token costs in nats, and each further one more: means of exponential laws.
+FIRST_NATS = 0.5
+GAP_NATS = 1.0
 SHARES = ("tokens", "later", "internal", "external", "tokens_of_reserved", "running")
 
 
@@ -80,6 +85,8 @@ class LengthRunner:
 
     def __init__(self, info: RunnerInfo) -> None:
         self._info = info
+        # Slot → how many candidates its beam asks for.
+        self._num_candidates: dict[int, int] = {}
 
     @property
     def info(self) -> RunnerInfo:
@@ -88,12 +95,17 @@ class LengthRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """A token for each sample; another one in each step and row."""
+        for state in plan.new_slots:
+            self._num_candidates[state.slot] = state.num_candidates
         rows = tuple(
             RowResult(
                 row=index,
                 token_ids=tuple(
                     (plan.step_id * 8191 + index * 127 + sample) % VOCAB_SIZE
                     for sample in range(row.num_samples)
+                ),
+                candidates=candidates(
+                    self._num_candidates[row.slot], key=f"{plan.step_id}/{index}"
                 ),
             )
             for index, row in enumerate(plan.rows)
@@ -102,9 +114,19 @@ class LengthRunner:
         return StepResult(step_id=plan.step_id, rows=rows, progress=plan.step_id)
 
 
+def candidates(count: int, *, key: str) -> tuple[tuple[int, float], ...]:
+    """The ``count`` likeliest next tokens and their logprobs, drawn anew for each ``key``."""
+    if not count:
+        return ()
+    rng = random.Random(key)
+    first = rng.expovariate(1 / FIRST_NATS)
+    gaps = [rng.expovariate(1 / GAP_NATS) for _ in range(count - 1)]
+    return tuple((token, -cost) for token, cost in enumerate(accumulate(gaps, initial=first)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """One engine and its pool."""
+    """One engine and its pool. ``n`` are branches, or with ``beam`` the width of a search."""
 
     block_size: int = BLOCK_SIZE
     pool_tokens: int
@@ -114,6 +136,7 @@ class Setup:
     max_num_seqs: int = 512
     token_budget: int = TOKEN_BUDGET
     n: int = 1
+    beam: bool = False
 
 
 @dataclass(slots=True)
@@ -203,7 +226,12 @@ class VirtualEngine:
         self._stamps[request_id] = []
         self._open[request_id] = self._setup.n
         sampling = SamplingParams(
-            n=self._setup.n, max_tokens=planned.output_tokens, ignore_eos=True, seed=0
+            n=self._setup.n,
+            use_beam_search=self._setup.beam,
+            temperature=0.0,
+            max_tokens=planned.output_tokens,
+            ignore_eos=True,
+            seed=0,
         )
         request = Request(
             request_id=request_id,
