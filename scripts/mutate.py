@@ -1,220 +1,293 @@
-"""Mutation run over one package: which small faults would no fast test notice?
+"""Mutation run over a package or a module: which small faults would no fast test notice?
 
-    python scripts/mutate.py src/octavo/kv [--part 1/4] [--json FILE]
+    python scripts/mutate.py src/octavo/kv [--json FILE]
 
-Every comparison, operator, condition, small constant and effect of the package is changed, one at
-a time. A mutant runs the tests that are about its own module in a forked process, and if it lives,
-``TESTS`` and a short simulation in another. One that fails a test, raises or does not end is
-killed. Limits are of processor time and memory, so a busy machine kills nobody. Assertions,
-annotations, docstrings and texts are left alone. Deterministic.
+The tests are collected once, and run once to see which of them walk which line. Then each fault
+(``mutants.py``) is put into the functions of a forked process, which runs the tests that walk its
+line, the quickest first, until one fails; and a short simulation if none does. A fault in what a
+module does when it is imported needs a process that has not imported it. A mutant whose process
+fails, raises or does not end is killed. Limits are of processor time and memory, so a busy machine
+kills nobody. Deterministic.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import copy
 import importlib
 import importlib.abc
 import importlib.util
 import json
 import os
 import resource
+import signal
 import sys
-import time
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from time import process_time
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from mutants import compiled, functions_of, header, import_time, mutants_of, places
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = (
-    "tests/unit/test_kv_manager.py", "tests/unit/test_kv_block_pool.py",
-    "tests/unit/test_kv_prefix_index.py", "tests/unit/test_kv_cached_blocks.py",
-    "tests/oracles/test_kv_seed.py", "tests/unit/test_scheduler_plan.py",
-    "tests/unit/test_kv_ledger.py", "tests/unit/test_scheduler_preemption.py",
-)  # fmt: skip
-# What kills most mutants of a module, where it is not ``test_kv_<module>``.
-FIRST = {
-    "charges": ("tests/unit/test_kv_ledger.py",),
-    "sharing": ("tests/unit/test_kv_ledger.py",),
-}
-MANAGER = "tests/unit/test_kv_manager.py"
-CPU_LIMIT_S = 60
-MEMORY_LIMIT = 4 << 30
+    *("unit/test_kv_[!p]*.py", "unit/test_kv_prefix*.py", "unit/test_kv_promises*.py"),
+    *("oracles/test_kv_seed.py", "unit/test_scheduler_plan.py"),
+    "unit/test_scheduler_preemption.py",
+)
+OPTIONS = (
+    *("-x", "-q", "-s", "-p", "no:cacheprovider", "-p", "pytest_timeout", "--timeout", "0"),
+    *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
+    # Alone it takes longer than half of the others together.
+    *("--deselect", "tests/unit/test_scheduler_preemption.py::test_it_never_thrashes"),
+)
 SIMULATED = ((1, 300), (2026, 300))
+# Processor time that a test may take: so many times what it takes without a change, and a second.
+SLACK = 10
+ALL_TESTS_S = 120.0
+MEMORY_LIMIT = 4 << 30
 
-COMPARE = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-}  # fmt: skip
-BINARY = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.FloorDiv, ast.BitOr: ast.BitAnd,
-}  # fmt: skip
-Path_ = tuple[tuple[str, int], ...]
+Item = Any  # pytest's
 
 
-def children(node: ast.AST) -> Iterator[tuple[str, int, ast.AST]]:
-    """Every child but those that are no behaviour: assertions, annotations, texts."""
-    for name, value in ast.iter_fields(node):
-        if name in ("annotation", "returns", "decorator_list", "type_params"):
-            continue
-        for index, item in enumerate(value if isinstance(value, list) else [value]):
-            if isinstance(item, ast.AST) and not _is_no_behaviour(item):
-                yield name, index, item
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """One change of one module. ``lines`` are those of the statement or header that it is in."""
+
+    name: str
+    file: Path
+    line: int
+    lines: range
+    change: str
+    text: str
+    code: CodeType
+    at_import: bool
+
+    def row(self, alive: bool) -> dict[str, object]:
+        """What became of it, for the report."""
+        return {
+            "file": self.file.name, "line": self.line, "change": self.change, "code": self.text,
+            "alive": alive,
+        }  # fmt: skip
 
 
-def _is_no_behaviour(node: ast.AST) -> bool:
-    is_import = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    return is_import or isinstance(node, ast.Assert | ast.JoinedStr)
+def mutants_in(file: Path) -> list[Mutant]:
+    """Every mutant of one module."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    unchanged = import_time(compile(tree, str(file), "exec"))
+    found, lines = [], range(0)
+    for path, node in places(tree):
+        lines = header(node) if isinstance(node, ast.stmt) else lines
+        for change, new in mutants_of(node):
+            code = compiled(tree, path, new, file=str(file))
+            mutant = Mutant(
+                name=".".join(file.relative_to("src").with_suffix("").parts),
+                file=file,
+                line=getattr(node, "lineno", 0),
+                lines=lines,
+                change=change,
+                text=ast.unparse(node).splitlines()[0][:80],
+                code=code,
+                at_import=import_time(code) != unchanged,
+            )
+            found.append(mutant)
+    return found
 
 
-def places(node: ast.AST, path: Path_ = ()) -> Iterator[tuple[Path_, ast.AST]]:
-    """Every node that may be changed, and the way to it."""
-    for name, index, child in children(node):
-        way = (*path, (name, index))
-        yield way, child
-        yield from places(child, way)
-
-
-def mutants_of(node: ast.AST) -> list[tuple[str, ast.AST]]:
-    """What a node may become, with a word on the change."""
-    made = [*_changed(node), *_dropped(node)]
-    return [(word, ast.copy_location(new, node)) for word, new in made]
-
-
-def _changed(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    match node:
-        case ast.Compare(ops=[op]) if type(op) in COMPARE:
-            yield "comparison", _with(node, ops=[COMPARE[type(op)]()])
-        case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in BINARY:
-            yield "operator", _with(node, op=BINARY[type(op)]())
-        case ast.BoolOp(op=op):
-            yield "and/or", _with(node, op=ast.Or() if isinstance(op, ast.And) else ast.And())
-        case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
-            yield "unary dropped", operand
-        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
-            yield "condition negated", _with(node, test=ast.UnaryOp(ast.Not(), test))
-        case ast.Constant(value=bool() as value):
-            yield "constant", _with(node, value=not value)
-        case ast.Constant(value=int() as value):
-            yield "constant", _with(node, value=value + 1)
-
-
-def _dropped(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    if isinstance(node, ast.Continue):
-        yield "continue", ast.Break()
-    is_value = isinstance(node, ast.Return) and node.value is not None
-    if is_value and ast.unparse(node) != "return None":
-        yield "return None", _with(node, value=ast.Constant(None))
-    is_effect = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-    if is_effect or isinstance(node, ast.AugAssign | ast.Delete) or _stores(node):
-        yield "effect dropped", ast.Pass()
-
-
-def _with(node: ast.AST, **changes: object) -> ast.AST:
-    new = copy.deepcopy(node)
-    for name, value in changes.items():
-        setattr(new, name, value)
-    return new
-
-
-def _stores(node: ast.AST) -> bool:
-    """Whether a statement assigns to an attribute or an item."""
-    return isinstance(node, ast.Assign) and any(
-        isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets
-    )
-
-
-def replaced(tree: ast.Module, path: Path_, new: ast.AST) -> ast.Module:
-    """A copy of ``tree`` with the node at ``path`` exchanged."""
-    tree = copy.deepcopy(tree)
-    node: ast.AST = tree
-    for name, index in path[:-1]:
-        value = getattr(node, name)
-        node = value[index] if isinstance(value, list) else value
-    name, index = path[-1]
-    value = getattr(node, name)
-    if isinstance(value, list):
-        value[index] = new
-    else:
-        setattr(node, name, new)
-    return ast.fix_missing_locations(tree)
-
-
-class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives one module from a changed tree."""
-
-    def __init__(self, name: str, tree: ast.Module, file: Path) -> None:
-        self._name, self._tree, self._file = name, tree, file
-
-    def find_spec(self, fullname, path, target=None):  # noqa: ANN001, ANN201
-        if fullname == self._name:
-            return importlib.util.spec_from_file_location(fullname, self._file, loader=self)
-        return None
-
-    def exec_module(self, module) -> None:  # noqa: ANN001
-        exec(compile(self._tree, str(self._file), "exec"), module.__dict__)  # noqa: S102
-
-
-def first_tests(file: Path) -> tuple[str, ...]:
-    """The tests that are about one module."""
-    own = f"tests/unit/test_kv_{file.stem}.py"
-    return FIRST.get(file.stem, (own, MANAGER) if Path(own).exists() else (MANAGER,))
-
-
-def survives(name: str, tree: ast.Module, file: Path) -> bool:
-    """Run the tests in forked processes against the mutant, first those about its module."""
-    first = first_tests(file)
-    rest = tuple(test for test in TESTS if test not in first)
-    return _passes(name, tree, file, tests=first) and _passes(
-        name, tree, file, tests=rest, simulate=True
-    )
-
-
-def _passes(
-    name: str, tree: ast.Module, file: Path, *, tests: tuple[str, ...], simulate: bool = False
-) -> bool:
+def lives(trial: Callable[[], None]) -> bool:
+    """Whether ``trial`` returns, in a forked process. What it prints is lost."""
     pid = os.fork()
     if pid:
         return os.waitpid(pid, 0)[1] == 0
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
     code = 1
     try:
-        sys.meta_path.insert(0, Mutated(name, tree, file))
-        code = int(_run_tests(tests) or (simulate and _run_simulation()))
+        trial()
+        code = 0
     finally:
         os._exit(code)
 
 
-def _run_tests(tests: tuple[str, ...]) -> bool:
-    """False when everything passed."""
+def limit(seconds: float) -> None:
+    """End this process by a signal after so much more processor time."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+# -- faults of a module's import -------------------------------------------------------------------
+
+
+class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives one module from changed code."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+
+    def find_spec(self, fullname, path, target=None):  # noqa: ANN001, ANN201
+        if fullname == self._mutant.name:
+            return importlib.util.spec_from_file_location(fullname, self._mutant.file, loader=self)
+        return None
+
+    def exec_module(self, module) -> None:  # noqa: ANN001
+        exec(self._mutant.code, module.__dict__)  # noqa: S102
+
+
+def import_and_test(mutant: Mutant) -> None:
+    """Everything, in a process that has not imported the package."""
     import pytest
 
-    options = [
-        "-x", "-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", "--timeout", "0",
-        "-W", "ignore::pytest.PytestAssertRewriteWarning",
-    ]  # fmt: skip
-    return pytest.main([*options, *tests]) != 0
+    limit(ALL_TESTS_S)
+    sys.meta_path.insert(0, Mutated(mutant))
+    if pytest.main([*OPTIONS, *test_files()]):
+        os._exit(1)
+    simulate_a_little()
 
 
-def _run_simulation() -> bool:
-    """False when it came to its end."""
+def simulate_a_little() -> None:
+    """Two seeds of the simulator, with every invariant."""
     from octavo.testing.simulator import simulate
 
     for seed, steps in SIMULATED:
         simulate(seed, steps)
-    return False
 
 
-def _preload() -> None:
-    """Import once, for all forks, whatever knows nothing of the package; and no plugin of pytest.
+# -- faults of a function: the tests are collected already -----------------------------------------
 
-    Some of these take longer to import than most tests to run.
-    """
+
+def put_in(mutant: Mutant) -> None:
+    """Give the functions of the imported module the code that they have in the mutant."""
+    codes = functions_of(mutant.code)
+    for function in functions_in(importlib.import_module(mutant.name)):
+        function.__code__ = codes[function.__qualname__]
+
+
+def functions_in(module: ModuleType) -> list[FunctionType]:
+    """Every function that is written in a module, its methods and properties too."""
+    classes = [value for value in vars(module).values() if isinstance(value, type)]
+    owned = [value for owner in classes for value in vars(owner).values()]
+    plain = [getattr(value, "fget", None) or value for value in (*vars(module).values(), *owned)]
+    return [
+        value
+        for value in plain
+        if isinstance(value, FunctionType) and value.__code__.co_filename == module.__file__
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Walks:
+    """Which tests walk a line, and the processor time that each takes."""
+
+    tests_of: dict[tuple[str, int], set[str]]
+    seconds: dict[str, float]
+
+    def tests(self, mutant: Mutant) -> list[str]:
+        """Those that may notice, the quickest first."""
+        file = str(mutant.file.resolve())
+        found = set().union(*(self.tests_of.get((file, line), ()) for line in mutant.lines))
+        return sorted(found, key=lambda test: (self.seconds[test], test))
+
+
+def walk(items: Sequence[Item], files: Sequence[Path]) -> Walks:
+    """Run every test in a forked process and see where it comes. Raises SystemExit if one fails."""
+    import coverage
+
+    with tempfile.NamedTemporaryFile("w+") as shared:
+
+        def trial() -> None:
+            seen = coverage.Coverage(
+                data_file=None, config_file=False, include=[str(f.resolve()) for f in files]
+            )
+            seen.start()
+            seconds = {}
+            for item in items:
+                seen.switch_context(item.nodeid)
+                started = process_time()
+                run(item)
+                seconds[item.nodeid] = process_time() - started
+            seen.stop()
+            data = seen.get_data()
+            lines = {file: data.contexts_by_lineno(file) for file in data.measured_files()}
+            json.dump([lines, seconds], shared)
+            shared.flush()
+
+        if not lives(trial):
+            raise SystemExit("the tests fail without any change")
+        shared.seek(0)
+        lines, seconds = json.load(shared)
+    tests_of = {
+        (file, int(line)): set(tests) & set(seconds)
+        for file, found in lines.items()
+        for line, tests in found.items()
+    }
+    return Walks(tests_of, seconds)
+
+
+def run(item: Item) -> None:
+    """One collected test. Raises SystemExit if it fails."""
+    from _pytest.runner import runtestprotocol
+
+    if any(report.failed for report in runtestprotocol(item, log=False, nextitem=None)):
+        raise SystemExit(1)
+
+
+class Loop:
+    """A plugin: what pytest has collected is handed on instead of being run."""
+
+    def __init__(self, work: Callable[[Sequence[Item]], None]) -> None:
+        self._work = work
+
+    def pytest_collection(self) -> None:
+        """The same examples for every mutant."""
+        from hypothesis import settings
+
+        settings.register_profile(
+            "mutants", settings.get_profile("dev"), derandomize=True, database=None
+        )
+        settings.load_profile("mutants")
+
+    def pytest_runtestloop(self, session: Any) -> bool:  # noqa: ANN401
+        """Instead of pytest's own."""
+        self._work(session.items)
+        return True
+
+
+def test_files() -> list[str]:
+    """The files of tests that are run."""
+    found = {file for name in TESTS for file in Path("tests").glob(name)}
+    return sorted(map(str, found))
+
+
+class Report:
+    """Outcomes, told as they come."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, object]] = []
+
+    def add(self, mutant: Mutant, alive: bool) -> None:
+        """Print one."""
+        row = mutant.row(alive)
+        self.rows.append(row)
+        print("alive " if alive else "killed", "{file}:{line} {change}: {code}".format(**row))
+        sys.stdout.flush()
+
+    def end(self, to: Path | None) -> None:
+        """Print the rates, per module and in all, and write the outcomes."""
+        for file in [*dict.fromkeys(row["file"] for row in self.rows), None]:
+            alive = [row["alive"] for row in self.rows if file in (None, row["file"])]
+            killed = alive.count(False)
+            rate = 100 * killed / max(1, len(alive))
+            print(f"{file or 'all'}: {killed} of {len(alive)} killed ({rate:.1f} %)")
+        if to is not None:
+            to.write_text(json.dumps(self.rows, indent=1) + "\n", encoding="utf-8")
+
+
+def preload() -> None:
+    """Import once whatever knows nothing of the package; and no plugin of pytest."""
     for module in ("hypothesis.stateful", "numpy", "pytest", "pytest_timeout", "msgspec"):
         importlib.import_module(module)
     for module in ("octavo.config", "octavo.core.runner", "octavo.core.request"):
@@ -223,40 +296,41 @@ def _preload() -> None:
 
 
 def main() -> int:
-    """Print survivors and the kill rate. Returns 1 if the tests fail without any change."""
+    """Print every mutant and the kill rates. Returns 1 if the tests fail without any change."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("package", type=Path)
-    parser.add_argument("--part", default="1/1", help="every n-th mutant, from the k-th: k/n")
-    parser.add_argument("--json", type=Path, help="write the outcome there")
-    parser.add_argument("--seconds", type=float, default=1e9, help="stop after that long")
+    parser.add_argument("path", type=Path, help="a package or one of its modules")
+    parser.add_argument("--json", type=Path, help="write the outcomes there")
     options = parser.parse_args()
-    part, parts = map(int, options.part.split("/"))
     os.chdir(ROOT)
-    _preload()
-    started, outcomes, number = time.monotonic(), [], 0
-    for file in sorted(set(options.package.glob("*.py")) - {options.package / "__init__.py"}):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        name = ".".join(file.relative_to("src").with_suffix("").parts)
-        if not outcomes and not survives(name, tree, file):
-            print("the tests fail without any change", file=sys.stderr)
-            return 1
-        for path, node in places(tree):
-            for word, new in mutants_of(node):
-                number += 1
-                if number % parts != part - 1 or time.monotonic() - started > options.seconds:
-                    continue
-                alive = survives(name, replaced(tree, path, new), file)
-                line = getattr(node, "lineno", 0)
-                text = ast.unparse(node).splitlines()[0][:80]
-                outcomes.append(
-                    {"file": file.name, "line": line, "change": word, "code": text, "alive": alive}
-                )
-                print(f"{'alive' if alive else 'killed'} {file.name}:{line} {word}: {text}")
-                sys.stdout.flush()
-    killed = sum(not outcome["alive"] for outcome in outcomes)
-    print(f"{killed} of {len(outcomes)} killed ({100 * killed / max(1, len(outcomes)):.1f} %)")
-    if options.json:
-        options.json.write_text(json.dumps(outcomes, indent=1) + "\n", encoding="utf-8")
+    preload()
+    files = sorted(options.path.glob("*.py")) if options.path.is_dir() else [options.path]
+    mutants = [mutant for file in files for mutant in mutants_in(file)]
+    report = Report()
+    for mutant in mutants:
+        if mutant.at_import:
+            report.add(mutant, lives(lambda mutant=mutant: import_and_test(mutant)))
+
+    def try_all(items: Sequence[Item]) -> None:
+        walks, by_id = walk(items, files), {item.nodeid: item for item in items}
+        importlib.import_module("octavo.testing.simulator")
+
+        def trial(mutant: Mutant) -> None:
+            put_in(mutant)
+            for test in walks.tests(mutant):
+                limit(1 + SLACK * walks.seconds[test])
+                run(by_id[test])
+            limit(ALL_TESTS_S)
+            simulate_a_little()
+
+        for mutant in mutants:
+            if not mutant.at_import:
+                report.add(mutant, lives(lambda mutant=mutant: trial(mutant)))
+
+    import pytest
+
+    if pytest.main([*OPTIONS, *test_files()], plugins=[Loop(try_all)]):
+        return 1
+    report.end(options.json)
     return 0
 
 
