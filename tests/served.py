@@ -16,7 +16,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.frontend import AsyncEngineClient, OutputProcessor
 from octavo.grammar import GrammarCompiler
 from octavo.server import ServerState, build_app
-from octavo.server.fields import Endpoint
+from octavo.server.endpoints import Endpoint
 from octavo.server.metrics import Metrics
 from octavo.testing.fake_runner import make_info
 from octavo.testing.loopback import LoopbackEngine

@@ -12,7 +12,7 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from octavo.server.fields import Endpoint
+from octavo.server.endpoints import Endpoint
 from served import HELLO, Served
 
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from octavo.server.edge import ApiKeys
-from octavo.server.fields import Endpoint
+from octavo.server.endpoints import Endpoint
 from served import HELLO, Served
 
 

@@ -12,7 +12,7 @@ from openresponses_types import types as official
 from pydantic import TypeAdapter
 
 from octavo.server.edge import ApiKeys
-from octavo.server.fields import Endpoint
+from octavo.server.endpoints import Endpoint
 from octavo.server.response_store import ResponseStore, StoredResponse
 from served import PATHS, Served
 

@@ -12,8 +12,9 @@ from octavo.frontend import BranchDelta, RequestOutput
 from octavo.server.answer import Parts, Piece, new_id
 from octavo.server.call import Call, OpenAIFraming, answer, read_call, read_stream_options
 from octavo.server.conversation import chat_conversation, settle
+from octavo.server.endpoints import Endpoint
 from octavo.server.engine_request import engine_request
-from octavo.server.fields import Endpoint, check_fields
+from octavo.server.field_check import check_fields
 from octavo.server.generation import Choice, Generation
 from octavo.server.rendering import chat_logprobs, finish_text, prompt_logprobs, usage_object
 from octavo.server.replies import Exchange, encode_json

@@ -13,8 +13,9 @@ from octavo.core.sampling_params import MAX_N
 from octavo.errors import InvalidRequestError
 from octavo.frontend import BranchDelta, RequestOutput
 from octavo.server.call import Call, OpenAIFraming, answer, read_call, read_stream_options
+from octavo.server.endpoints import Endpoint
 from octavo.server.engine_request import engine_request
-from octavo.server.fields import Endpoint, check_fields
+from octavo.server.field_check import check_fields
 from octavo.server.generation import Choice, Generation, flat
 from octavo.server.prompts import read_prompts
 from octavo.server.rendering import (

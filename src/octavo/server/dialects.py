@@ -94,7 +94,7 @@ _BY_PREFIX = {
     "/v1/chat/completions": Dialect(_openai_error, prompt="messages"),
     "/v1/embeddings": Dialect(_openai_error, prompt="input"),
     "/v1/score": Dialect(_openai_error, prompt="text_1"),
-    "/v1/systemone": Dialect(_openai_error, prompt="state"),
+    "/v1/systemone": Dialect(_openai_error, {"messages": "state"}, prompt="state"),
 }
 
 

@@ -18,8 +18,9 @@ from octavo.core.request import Request
 from octavo.errors import InvalidRequestError
 from octavo.frontend.readings import similarity
 from octavo.server.call import Call, read_call
+from octavo.server.endpoints import Endpoint
 from octavo.server.engine_request import probe_request
-from octavo.server.fields import Endpoint, check_fields
+from octavo.server.field_check import check_fields
 from octavo.server.probing import Answer, run_probes
 from octavo.server.prompts import MAX_PROMPTS, read_prompts
 from octavo.server.replies import Exchange, ignored_header, send_json
@@ -91,8 +92,8 @@ def _parse_embeddings(state: ServerState, values: dict[str, object]) -> _Embeddi
     ignored = check_fields(values, Endpoint.EMBEDDINGS)
     body = TypedBody(values)
     model = state.check_model(body.string("model"))
-    encoding = body.string("encoding_format") or "float"
-    if encoding not in ("float", "base64"):
+    encoding = body.string("encoding_format")
+    if encoding not in (None, "float", "base64"):
         raise InvalidRequestError(
             "encoding_format must be float or base64", param="encoding_format"
         )

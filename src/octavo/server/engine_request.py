@@ -8,11 +8,10 @@ from octavo.core.probe import Probe
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ContextLengthError, InvalidRequestError
+from octavo.server.request_shapes import MAX_SALT_CHARS
 from octavo.server.sampling_fields import fit_max_tokens
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody
-
-MAX_SALT_CHARS = 256
 
 
 def engine_request(

@@ -7,29 +7,39 @@ ignored one is on a closed list of fields that cannot change the text; the respo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from octavo.server.dialects import AsWrittenError
-from octavo.server.typed_body import shown_name
-
-
-class Endpoint(StrEnum):
-    """The endpoints that share the table."""
-
-    CHAT = "chat"
-    COMPLETIONS = "completions"
-    MESSAGES = "messages"
-    COUNT_TOKENS = "count_tokens"
-    RESPONSES = "responses"
-    INPUT_TOKENS = "input_tokens"
-    TOKENIZE = "tokenize"
-    DETOKENIZE = "detokenize"
-    APPLY_TEMPLATE = "apply_template"
-    EMBEDDINGS = "embeddings"
-    SCORE = "score"
-    SYSTEMONE = "systemone"
+from octavo.core.request import PRIORITIES
+from octavo.core.sampling_params import (
+    MAX_LENGTH_PENALTY,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_TOKENS,
+    SEED_LIMIT,
+)
+from octavo.server import request_shapes as shapes
+from octavo.server.endpoints import (
+    ALL,
+    ANTHROPIC,
+    BOTH,
+    CHAT,
+    COMPLETIONS,
+    DETOKENIZE,
+    EMBEDDINGS,
+    INPUT,
+    MESSAGES,
+    PROBES,
+    RESPONSES,
+    SCORE,
+    SYSTEMONE,
+    TEMPLATE,
+    TEXT,
+    TOKENIZE,
+    Endpoint,
+)
+from octavo.server.reasoning_effort import EFFORTS
+from octavo.server.shapes import ANY, BOOLEAN, Shape, integer, number, over, text, word
 
 
 class Treatment(StrEnum):
@@ -40,305 +50,333 @@ class Treatment(StrEnum):
     IGNORED = "ignored"
 
 
-BOTH = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
-MESSAGES = frozenset({Endpoint.MESSAGES})
-ANTHROPIC = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
-RESPONSES = frozenset({Endpoint.RESPONSES})
-INPUT = frozenset({Endpoint.RESPONSES, Endpoint.INPUT_TOKENS})
-TEXT = BOTH | MESSAGES | RESPONSES
-CHAT = frozenset({Endpoint.CHAT})
-COMPLETIONS = frozenset({Endpoint.COMPLETIONS})
-TOKENIZE = frozenset({Endpoint.TOKENIZE})
-DETOKENIZE = frozenset({Endpoint.DETOKENIZE})
-# Endpoints that take a chat's messages.
-TEMPLATE = CHAT | TOKENIZE | frozenset({Endpoint.APPLY_TEMPLATE})
-EMBEDDINGS = frozenset({Endpoint.EMBEDDINGS})
-SCORE = frozenset({Endpoint.SCORE})
-SYSTEMONE = frozenset({Endpoint.SYSTEMONE})
-# Endpoints that read something off the model instead of letting it answer.
-PROBES = EMBEDDINGS | SCORE | SYSTEMONE
-ALL = TEXT | ANTHROPIC | INPUT | TEMPLATE | DETOKENIZE | PROBES
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One row. ``note`` says what it means, or why it is refused and what to do instead."""
+    """One row. ``note`` says what it means, or why it is refused and what to do instead.
+
+    ``shape`` is the schema of its value, which is the table's word on types and limits; null is
+    taken too, and means absent, but at the endpoints where the field is ``required``. ``neutral``
+    are the values of a refused field that ask for nothing.
+    """
 
     name: str
     treatment: Treatment
+    shape: Shape
     note: str
     endpoints: frozenset[Endpoint] = BOTH
+    required: frozenset[Endpoint] = frozenset()
     neutral: tuple[object, ...] = ()
 
 
-def _honoured(name: str, note: str, endpoints: frozenset[Endpoint] = BOTH) -> Field:
-    return Field(name=name, treatment=Treatment.HONOURED, note=note, endpoints=endpoints)
+def _honoured(name: str, shape: Shape, note: str, *, at: frozenset[Endpoint] = BOTH) -> Field:
+    return Field(name=name, treatment=Treatment.HONOURED, shape=shape, note=note, endpoints=at)
+
+
+def _required(name: str, shape: Shape, note: str, *, at: frozenset[Endpoint]) -> Field:
+    return replace(_honoured(name, shape, note, at=at), required=at - TOKENIZE)
 
 
 def _refused(
     name: str, note: str, endpoints: frozenset[Endpoint] = BOTH, *, neutral: tuple[object, ...] = ()
 ) -> Field:
     return Field(
-        name=name, treatment=Treatment.REFUSED, note=note, endpoints=endpoints, neutral=neutral
+        name=name,
+        treatment=Treatment.REFUSED,
+        shape=word(None, *neutral),
+        note=note,
+        endpoints=endpoints,
+        neutral=neutral,
     )
 
 
-def _ignored(name: str, note: str, endpoints: frozenset[Endpoint] = BOTH) -> Field:
-    return Field(name=name, treatment=Treatment.IGNORED, note=note, endpoints=endpoints)
+def _ignored(
+    name: str, note: str, endpoints: frozenset[Endpoint] = BOTH, *, shape: Shape = ANY
+) -> Field:
+    return Field(
+        name=name, treatment=Treatment.IGNORED, shape=shape, note=note, endpoints=endpoints
+    )
 
+
+_COUNT = integer(1, MAX_TOKENS)
+_TOP = integer(0, MAX_LOGPROBS)
 
 FIELDS = (
-    _honoured("model", "a served name; absent means the served model", ALL),
-    _honoured(
-        "messages",
+    _honoured("model", text(), "a served name; absent means the served model", at=ALL),
+    _required(
+        "messages", shapes.CHAT_MESSAGES,
         "roles system, developer (means system), user, assistant (with tool_calls and "
         "reasoning_content), tool; content a text or text parts, which are joined by line ends; "
-        "other keys of a message, such as name, are refused",
-        TEMPLATE,
+        "other keys of a message, such as name, are refused", at=TEMPLATE,
     ),
-    _honoured("prompt", "text, list of texts, token ids, or list of token ids", COMPLETIONS),
-    _honoured("prompt", "a text; else send messages", TOKENIZE),
-    _honoured("add_special_tokens", "false leaves out the model's own beginning token", TOKENIZE),
-    _honoured("tokens", "a list of token ids", DETOKENIZE),
-    _honoured("max_tokens", "limit on generated tokens, 1 or more"),
-    _honoured("max_completion_tokens", "the newer name of max_tokens", CHAT),
-    _honoured("temperature", "0 (greedy) to 100", TEXT),
-    _honoured("top_p", "over 0, up to 1", TEXT),
-    _honoured("top_k", "0 or -1 is off", TEXT),
-    _honoured("min_p", "0 to 1", TEXT),
-    _honoured("n", "choices per prompt; the prompt is computed once"),
+    _required(
+        "prompt", shapes.PROMPTS, "text, list of texts, token ids, or list of token ids",
+        at=COMPLETIONS,
+    ),
+    _honoured("prompt", text(), "a text; else send messages", at=TOKENIZE),
     _honoured(
-        "best_of",
+        "add_special_tokens", BOOLEAN, "false leaves out the model's own beginning token",
+        at=TOKENIZE,
+    ),
+    _required("tokens", shapes.TOKEN_IDS, "a list of token ids", at=DETOKENIZE),
+    _honoured("max_tokens", _COUNT, "limit on generated tokens"),
+    _honoured("max_completion_tokens", _COUNT, "the newer name of max_tokens", at=CHAT),
+    _honoured("temperature", number(0, 100), "0 is greedy", at=TEXT),
+    _honoured("top_p", over(0, 1), "the likeliest tokens of so much probability", at=TEXT),
+    _honoured("top_k", integer(-1, MAX_TOKENS), "0 or -1 is off", at=TEXT),
+    _honoured("min_p", number(0, 1), "none less likely than so much of the likeliest", at=TEXT),
+    _honoured("n", integer(1, MAX_N), "choices per prompt; the prompt is computed once"),
+    _honoured(
+        "best_of", integer(1, MAX_N),
         "choices computed per prompt, of which the n with the highest mean logprob are returned, "
         "best first; usage counts all of them; not with stream, unless it equals n",
     ),
     _honoured(
-        "use_beam_search",
-        "search with best_of (else n) beams, 2 to 64, and return the n best; refused with stream, "
-        "stop, logit_bias, penalties, top_k, top_p, min_p or a temperature other than 0; a seed "
-        "changes nothing",
+        "use_beam_search", BOOLEAN,
+        "search with best_of (else n) beams, 2 to 64, and return the n best; refused with "
+        "stream, stop, logit_bias, penalties, top_k, top_p, min_p or a temperature other than 0; "
+        "a seed changes nothing",
     ),
     _honoured(
-        "length_penalty",
-        "beam search: a sequence scores its summed logprob / length ** length_penalty, -10 to 10",
+        "length_penalty", number(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
+        "beam search: a sequence scores its summed logprob / length ** length_penalty",
     ),
     _honoured(
-        "early_stopping",
+        "early_stopping", word(True, False, "never"),
         'beam search: true ends it at best_of finished sequences, "never" when none can become '
         "better, false when none would be better at its length now",
     ),
-    _honoured("stop", "a string or a list of strings"),
-    _honoured("stop_token_ids", "token ids that end a choice", TEXT),
-    _honoured("include_stop_str_in_output", "keep the stop string in the text", TEXT),
-    _honoured("skip_special_tokens", "false shows control tokens in the text", TEXT),
-    _honoured("seed", "64-bit integer; the same seed gives the same text", TEXT),
-    _honoured("presence_penalty", "-2 to 2", TEXT),
-    _honoured("frequency_penalty", "-2 to 2", TEXT),
-    _honoured("repetition_penalty", "over 0, up to 10", TEXT),
-    _honoured("logit_bias", "object of token id to bias, -100 to 100", TEXT),
+    _honoured("stop", shapes.STOP, "a string or a list of strings"),
+    _honoured("stop_token_ids", shapes.STOP_TOKEN_IDS, "token ids that end a choice", at=TEXT),
+    _honoured("include_stop_str_in_output", BOOLEAN, "keep the stop string in the text", at=TEXT),
+    _honoured("skip_special_tokens", BOOLEAN, "false shows control tokens in the text", at=TEXT),
     _honoured(
-        "prompt_logprobs",
+        "seed", integer(-SEED_LIMIT, SEED_LIMIT - 1), "the same seed gives the same text", at=TEXT,
+    ),
+    _honoured(
+        "presence_penalty", number(-2, 2), "subtracted once from the logit of what was said",
+        at=TEXT,
+    ),
+    _honoured(
+        "frequency_penalty", number(-2, 2), "subtracted for every time that it was said", at=TEXT,
+    ),
+    _honoured(
+        "repetition_penalty", over(0, 10),
+        "divides the logit of what was read or said, multiplies a negative one", at=TEXT,
+    ),
+    _honoured("logit_bias", shapes.LOGIT_BIAS, "token id to what is added to its logit", at=TEXT),
+    _honoured(
+        "prompt_logprobs", _TOP,
         "alternatives to tell for every token of the prompt but the first; such a prompt is "
         "computed whole, without cached prefixes; not with use_beam_search",
     ),
     _honoured(
-        "allowed_token_ids",
-        "nothing but these is sampled; not with bad_words or a structure of the answer",
-        TEXT,
+        "allowed_token_ids", shapes.ALLOWED_TOKEN_IDS,
+        "nothing but these is sampled; not with bad_words or a structure of the answer", at=TEXT,
     ),
     _honoured(
-        "bad_words",
+        "bad_words", shapes.BAD_WORDS,
         "texts that are not sampled in the tokens that spell them alone or behind a space; not "
-        "with a structure of the answer",
-        TEXT,
+        "with a structure of the answer", at=TEXT,
     ),
     _honoured(
-        "min_tokens", "no end of a choice, stop strings included, before this many tokens", TEXT
+        "min_tokens", integer(0, MAX_TOKENS),
+        "no end of a choice, stop strings included, before this many tokens", at=TEXT,
     ),
-    _honoured("ignore_eos", "go on past end-of-text", TEXT),
-    _honoured("logprobs", "chat: true or false; completions: number of alternatives"),
-    _honoured("top_logprobs", "alternatives per token; needs logprobs", CHAT),
-    _honoured("top_logprobs", "needs include: message.output_text.logprobs", RESPONSES),
+    _honoured("ignore_eos", BOOLEAN, "go on past end-of-text", at=TEXT),
+    _honoured("logprobs", BOOLEAN, "tell the logprob of every token", at=CHAT),
+    _honoured("logprobs", _TOP, "alternatives per token", at=COMPLETIONS),
+    _honoured("top_logprobs", _TOP, "alternatives per token; needs logprobs", at=CHAT),
+    _honoured("top_logprobs", _TOP, "needs include: message.output_text.logprobs", at=RESPONSES),
     _honoured(
-        "truncate_prompt_tokens", "keep only so many tokens, the last, of a prompt", BOTH | PROBES
+        "truncate_prompt_tokens", integer(1), "keep only so many tokens, the last, of a prompt",
+        at=BOTH | PROBES,
     ),
-    _honoured("return_token_ids", "true adds prompt_token_ids and token_ids to the choices"),
-    _honoured("cache_salt", "prompts share cached prefixes only within one salt", TEXT | PROBES),
-    _honoured("continue_final_message", "go on from the assistant's last message", TEMPLATE),
-    _honoured("add_generation_prompt", "false leaves out the head of an answer", TEMPLATE),
     _honoured(
-        "chat_template_kwargs",
+        "return_token_ids", BOOLEAN, "true adds prompt_token_ids and token_ids to the choices",
+    ),
+    _honoured(
+        "cache_salt", text(1, shapes.MAX_SALT_CHARS),
+        "prompts share cached prefixes only within one salt", at=TEXT | PROBES,
+    ),
+    _honoured(
+        "continue_final_message", BOOLEAN, "go on from the assistant's last message", at=TEMPLATE,
+    ),
+    _honoured(
+        "add_generation_prompt", BOOLEAN, "false leaves out the head of an answer", at=TEMPLATE,
+    ),
+    _honoured(
+        "chat_template_kwargs", shapes.TEMPLATE_KWARGS,
         "what the model's template reads by these names: true, false, a number or a word",
-        TEMPLATE,
+        at=TEMPLATE,
     ),
     _honoured(
-        "echo",
-        "put the prompt before the text, and with logprobs its own before theirs",
-        COMPLETIONS,
+        "echo", BOOLEAN, "put the prompt before the text, and with logprobs its own before theirs",
+        at=COMPLETIONS,
     ),
     _honoured(
-        "response_format",
-        "text, json_object, or json_schema with a schema; the text then is one JSON value, written "
-        "without free white space",
-        CHAT,
+        "response_format", shapes.RESPONSE_FORMAT,
+        "text, json_object, or json_schema with a schema; the text then is one JSON value, "
+        "written without free white space", at=CHAT,
     ),
     _honoured(
-        "structured_outputs",
-        "an object with one of json (a schema), regex, choice (a list of texts) or grammar (Lark); "
-        "not with ignore_eos or min_tokens",
-        TEXT,
+        "structured_outputs", shapes.STRUCTURED_OUTPUTS,
+        "an object with one of json (a schema), regex, choice (a list of texts) or grammar "
+        "(Lark); not with ignore_eos or min_tokens", at=TEXT,
     ),
     _honoured(
-        "priority", "-1, 0 or 1: before, among or after the caller's other requests", TEXT | PROBES
+        "priority", word(*PRIORITIES),
+        "before (-1), among or after (1) the caller's other requests", at=TEXT | PROBES,
     ),
     _honoured(
-        "timeout", "seconds until the request is dropped: 504, or an error event", TEXT | PROBES
+        "timeout", over(0), "seconds until the request is dropped: 504, or an error event",
+        at=TEXT | PROBES,
     ),
-    _honoured("stream", "server-sent events", TEXT),
-    _honoured("stream_options", "include_usage"),
-    _honoured(
-        "messages",
-        "roles user, assistant, system; content a text or blocks: text, joined by line ends; of a "
-        "user also tool_result; of the assistant also thinking and tool_use; a last message of the "
-        "assistant is continued",
-        ANTHROPIC,
+    _honoured("stream", BOOLEAN, "server-sent events", at=TEXT),
+    _honoured("stream_options", shapes.STREAM_OPTIONS, "include_usage"),
+    _required(
+        "messages", shapes.MESSAGES,
+        "roles user, assistant, system; content a text or blocks: text, joined by line ends; of "
+        "a user also tool_result; of the assistant also thinking and tool_use; a last message of "
+        "the assistant is continued", at=ANTHROPIC,
     ),
     _honoured(
-        "system",
+        "system", shapes.SYSTEM,
         "a text or text blocks; a block that begins x-anthropic-billing-header is left out",
-        ANTHROPIC,
+        at=ANTHROPIC,
+    ),
+    _required(
+        "max_tokens", _COUNT,
+        "where the context ends earlier, so does the answer, with the stop reason "
+        "model_context_window_exceeded", at=MESSAGES,
+    ),
+    _honoured("stop_sequences", shapes.STOP, "a list of strings", at=MESSAGES),
+    _required(
+        "input", shapes.INPUT,
+        "a text, or a list of items: messages with roles user, assistant, system, developer "
+        "(means system) and a text or text parts, which are joined by line ends; reasoning (its "
+        "text), function_call, function_call_output", at=INPUT,
     ),
     _honoured(
-        "max_tokens",
-        "required, 1 or more; where the context ends earlier, so does the answer, with the stop "
-        "reason model_context_window_exceeded",
-        MESSAGES,
-    ),
-    _honoured("stop_sequences", "a list of strings", MESSAGES),
-    _honoured(
-        "input",
-        "a text, or a list of items: messages with roles user, assistant, system, developer (means "
-        "system) and a text or text parts, which are joined by line ends; reasoning (its text), "
-        "function_call, function_call_output",
-        INPUT,
-    ),
-    _honoured("instructions", "a system message before the input, of this response only", INPUT),
-    _honoured("previous_response_id", "a stored response, whose conversation goes on", INPUT),
-    _honoured("max_output_tokens", "limit on generated tokens, 1 or more", RESPONSES),
-    _honoured("store", "false keeps nothing; else it is kept in memory, bounded", RESPONSES),
-    _honoured(
-        "background",
-        "answer at once and make the response after; needs store; with stream its events are kept "
-        "with it, to be read from any of them",
-        RESPONSES,
+        "instructions", text(), "a system message before the input, of this response only",
+        at=INPUT,
     ),
     _honoured(
-        "include",
+        "previous_response_id", text(), "a stored response, whose conversation goes on", at=INPUT,
+    ),
+    _honoured("max_output_tokens", _COUNT, "limit on generated tokens", at=RESPONSES),
+    _honoured(
+        "store", BOOLEAN, "false keeps nothing; else it is kept in memory, bounded", at=RESPONSES,
+    ),
+    _honoured(
+        "background", BOOLEAN,
+        "answer at once and make the response after; needs store; with stream its events are "
+        "kept with it, to be read from any of them", at=RESPONSES,
+    ),
+    _honoured(
+        "include", shapes.INCLUDE,
         "message.output_text.logprobs (not with tools); reasoning.encrypted_content, of which "
-        "there is none",
-        RESPONSES,
+        "there is none", at=RESPONSES,
     ),
-    _honoured("metadata", "at most 16 strings; repeated in the response", RESPONSES),
+    _honoured("metadata", shapes.METADATA, "repeated in the response", at=RESPONSES),
     _honoured(
-        "text",
+        "text", shapes.TEXT_FORMAT,
         "format: text, json_object, or json_schema with a schema, which binds the text",
-        RESPONSES,
+        at=RESPONSES,
+    ),
+    _required(
+        "input", shapes.PROMPTS,
+        "text, list of texts, token ids, or list of token ids; the embedding of each is the "
+        "served model's final hidden state (after the last norm) of its last token, scaled to "
+        "length 1", at=EMBEDDINGS,
     ),
     _honoured(
-        "input",
-        "text, list of texts, token ids, or list of token ids; the embedding of each is the served "
-        "model's final hidden state (after the last norm) of its last token, scaled to length 1",
-        EMBEDDINGS,
+        "encoding_format", word("float", "base64"), "base64 is of little-endian float32 values",
+        at=EMBEDDINGS,
     ),
-    _honoured("encoding_format", "float, or base64 of little-endian float32 values", EMBEDDINGS),
-    _honoured("dimensions", "the vector's first values only, scaled to length 1 again", EMBEDDINGS),
     _honoured(
-        "text_1",
+        "dimensions", integer(1), "the vector's first values only, scaled to length 1 again",
+        at=EMBEDDINGS,
+    ),
+    _required(
+        "text_1", shapes.PROMPTS,
         "as input of embeddings: one for all of text_2, or as many; a score is the cosine of the "
-        "two texts' embeddings, -1 to 1",
-        SCORE,
+        "two texts' embeddings, -1 to 1", at=SCORE,
     ),
-    _honoured("text_2", "as input of embeddings", SCORE),
-    _honoured(
-        "state",
-        "a text, which each question is appended to, or a chat's messages, of which each question "
-        "is the next turn of the user; computed once for all questions",
-        SYSTEMONE,
+    _required("text_2", shapes.PROMPTS, "as input of embeddings", at=SCORE),
+    _required(
+        "state", shapes.STATE,
+        "a text, which each question is appended to, or a chat's messages, of which each "
+        "question is the next turn of the user; computed once for all questions", at=SYSTEMONE,
     ),
-    _honoured(
-        "questions",
-        "objects with question (a text) and labels (texts, at most 128 in all): a label's logprob "
-        "is the sum over its own tokens, appended after the question, at temperature 1",
-        SYSTEMONE,
+    _required(
+        "questions", shapes.QUESTIONS,
+        "objects with question (a text) and labels (texts, at most 128 in all): a label's "
+        "logprob is the sum over its own tokens, appended after the question, at temperature 1",
+        at=SYSTEMONE,
     ),
     _ignored("text", "changes no prompt", INPUT - RESPONSES),
     _refused("truncation", "nothing is cut from a prompt", INPUT, neutral=("disabled",)),
     _honoured(
-        "reasoning",
-        "effort: as reasoning_effort in chat; summary is ignored, and named so: what is thought is "
-        "told in full",
-        INPUT,
+        "reasoning", shapes.REASONING,
+        "effort: as reasoning_effort in chat; summary is ignored, and named so: what is thought "
+        "is told in full", at=INPUT,
     ),
     _refused("conversation", "use previous_response_id", INPUT),
     _refused("prompt", "prompt templates are not kept here", RESPONSES),
     _refused("context_management", "nothing is edited out of a prompt", RESPONSES, neutral=([],)),
     _refused("moderation", "nothing is moderated", RESPONSES),
     _refused(
-        "stream_options",
-        "events carry no obfuscation",
-        RESPONSES,
+        "stream_options", "events carry no obfuscation", RESPONSES,
         neutral=({"include_obfuscation": False}, {}),
     ),
     _honoured(
-        "tools",
+        "tools", shapes.CHAT_TOOLS,
         "at most 128 functions; a model whose template knows no tools is told of them in the "
-        "system's text; not with a structure of the answer unless tool_choice is none",
-        TEMPLATE,
+        "system's text; not with a structure of the answer unless tool_choice is none", at=TEMPLATE,
     ),
     _honoured(
-        "tool_choice",
+        "tool_choice", shapes.CHAT_CHOICE,
         "none (the model is told of no function), auto, required, or a function by name, which "
-        "binds the answer",
-        TEMPLATE,
+        "binds the answer", at=TEMPLATE,
     ),
-    _honoured("parallel_tool_calls", "false: at most one call; later ones stay text", TEMPLATE),
     _honoured(
-        "tools",
+        "parallel_tool_calls", BOOLEAN, "false: at most one call; later ones stay text",
+        at=TEMPLATE,
+    ),
+    _honoured(
+        "tools", shapes.MESSAGES_TOOLS,
         "at most 128 functions: name, description, input_schema; tools that Anthropic runs or "
-        "defines are refused; else as in chat",
-        ANTHROPIC,
+        "defines are refused; else as in chat", at=ANTHROPIC,
     ),
     _honoured(
-        "tool_choice",
-        "type none (the model is told of no function), auto, any, or tool with a name, which binds "
-        "the answer; disable_parallel_tool_use: later calls stay text",
-        ANTHROPIC,
+        "tool_choice", shapes.MESSAGES_CHOICE,
+        "type none (the model is told of no function), auto, any, or tool with a name, which "
+        "binds the answer; disable_parallel_tool_use: later calls stay text", at=ANTHROPIC,
     ),
     _honoured(
-        "tools",
-        "at most 128 functions, as in chat; tools that the protocol's hosts run are left out, and "
-        "named as ignored",
-        INPUT,
+        "tools", shapes.RESPONSES_TOOLS,
+        "at most 128 functions, as in chat; tools that the protocol's hosts run are left out, "
+        "and named as ignored", at=INPUT,
     ),
     _honoured(
-        "tool_choice",
-        "none, auto, required, or type function with a name, which binds the answer",
-        INPUT,
+        "tool_choice", shapes.RESPONSES_CHOICE,
+        "none, auto, required, or type function with a name, which binds the answer", at=INPUT,
     ),
-    _honoured("parallel_tool_calls", "false: at most one call; later ones stay text", INPUT),
+    _honoured(
+        "parallel_tool_calls", BOOLEAN, "false: at most one call; later ones stay text", at=INPUT,
+    ),
     _refused("mcp_servers", "servers of tools are not called here", ANTHROPIC, neutral=([],)),
     _refused("container", "nothing is run here", ANTHROPIC),
     _honoured(
-        "thinking",
+        "thinking", shapes.THINKING,
         "type enabled, adaptive or disabled: sets enable_thinking and thinking of the model's "
         "template, which may read them; where it reads none, and for budget_tokens and display, "
-        "it is ignored, and named so",
-        ANTHROPIC,
+        "it is ignored, and named so", at=ANTHROPIC,
     ),
     _honoured(
-        "output_config",
+        "output_config", shapes.OUTPUT_CONFIG,
         "format: json_schema with a schema, which binds the text; effort: see thinking",
-        ANTHROPIC,
+        at=ANTHROPIC,
     ),
     _refused("context_management", "nothing is edited out of a prompt", ANTHROPIC, neutral=({},)),
     _refused("functions", "use tools", CHAT, neutral=([],)),
@@ -347,11 +385,9 @@ FIELDS = (
     _refused("audio", "only text is supported", CHAT),
     _refused("prediction", "predicted outputs are not supported", CHAT),
     _honoured(
-        "reasoning_effort",
-        "none, minimal, low, medium, high, xhigh or max: sets enable_thinking, thinking and "
-        "reasoning_effort of the model's template, which may read them; where it reads none, the "
-        "field is ignored, and named so",
-        TEMPLATE,
+        "reasoning_effort", word(*EFFORTS),
+        "sets enable_thinking, thinking and reasoning_effort of the model's template, which may "
+        "read them; where it reads none, the field is ignored, and named so", at=TEMPLATE,
     ),
     _refused("verbosity", "verbosity control is not supported", CHAT, neutral=("medium",)),
     _refused("web_search_options", "web search is not supported", CHAT),
@@ -373,38 +409,9 @@ FIELDS = (
     _ignored("diagnostics", "about the cache, which changes no text", ANTHROPIC),
     _ignored("user_profile_id", "names the end user", ANTHROPIC),
     _ignored("workspace_id", "names the end user", ANTHROPIC),
-    _ignored("safety_identifier", "names the end user", CHAT | RESPONSES),
-    _ignored("prompt_cache_key", "a routing hint; prefixes are found without it", CHAT | RESPONSES),
+    _ignored("safety_identifier", "names the end user", CHAT),
+    _ignored("safety_identifier", "names the end user; repeated", RESPONSES, shape=text()),
+    _ignored("prompt_cache_key", "a routing hint; prefixes are found without it", CHAT),
+    _ignored("prompt_cache_key", "as in chat; repeated", RESPONSES, shape=text()),
     _ignored("service_tier", "there is one tier", CHAT | MESSAGES | RESPONSES),
-)
-
-_BY_ENDPOINT = {
-    endpoint: {field.name: field for field in FIELDS if endpoint in field.endpoints}
-    for endpoint in Endpoint
-}
-
-
-def check_fields(body: Mapping[str, object], endpoint: Endpoint) -> list[str]:
-    """Apply the table to a body's names. Returns the ignored fields that are present.
-
-    Raises:
-        InvalidRequestError: an unknown field, or a refused one that asks for something.
-    """
-    table = _BY_ENDPOINT[endpoint]
-    ignored = []
-    for name, value in body.items():
-        field = table.get(name)
-        if field is None:
-            shown = shown_name(name)
-            raise AsWrittenError(f'unknown field "{shown}"', param=shown)
-        if field.treatment is Treatment.REFUSED and not _asks_nothing(field, value):
-            raise AsWrittenError(f"{name} is refused: {field.note}", param=name)
-        if field.treatment is Treatment.IGNORED:
-            ignored.append(name)
-    return ignored
-
-
-def _asks_nothing(field: Field, value: object) -> bool:
-    return value is None or any(
-        type(value) is type(neutral) and value == neutral for neutral in field.neutral
-    )
+)  # fmt: skip

@@ -24,14 +24,16 @@ from octavo.server.answer import Part, Parts, json_object
 from octavo.server.call import Call, answer, read_call, read_values
 from octavo.server.conversation import settle
 from octavo.server.dialects import ANTHROPIC
+from octavo.server.endpoints import Endpoint
 from octavo.server.engine_request import engine_request
-from octavo.server.fields import Endpoint, check_fields
+from octavo.server.field_check import check_fields
 from octavo.server.generation import Choice, Generation
 from octavo.server.messages_input import read_conversation
 from octavo.server.replies import Exchange, ignored_header, send_json
 from octavo.server.sampling_fields import TokenLimits, sampling_from_body
 from octavo.server.sse import named_event
 from octavo.server.state import ServerState
+from octavo.server.structured import read_grammar
 from octavo.server.typed_body import TypedBody
 
 
@@ -48,6 +50,8 @@ async def count_tokens(state: ServerState, http: Exchange) -> None:
         ignored = check_fields(values, Endpoint.COUNT_TOKENS)
         body = TypedBody(values)
         state.check_model(body.string("model"))
+        # It changes no count, but what is wrong here would be wrong there.
+        read_grammar(body)
         template = state.template()
         conversation, dropped = read_conversation(body, template)
         return len(conversation.encode(template)), ignored + dropped

@@ -43,7 +43,7 @@ def read_effort(body: TypedBody) -> Effort:
     """
     thinking, reasoning = body.mapping("thinking"), body.mapping("reasoning")
     config = body.mapping("output_config")
-    if thinking:
+    if body.raw("thinking") is not None:
         return _thinking(thinking, config)
     if reasoning:
         _only(reasoning, ("effort", "summary", "generate_summary", "context"), "reasoning")

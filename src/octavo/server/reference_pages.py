@@ -9,6 +9,7 @@ from pathlib import Path
 from octavo.server.fields import FIELDS, Field, Treatment
 from octavo.server.limits import PER_REQUEST, RESOURCES, Limit
 from octavo.server.replies import encode_json
+from octavo.server.shapes import Shape
 
 _COMMAND = "python -m octavo.server.reference_pages docs"
 
@@ -16,6 +17,8 @@ _FIELDS = f"""# Request fields
 
 Generated from the table in `octavo/server/fields.py`, which is what the server goes by:
 `{_COMMAND}`.
+
+`GET /openapi.json` has the same table, with every detail, as an OpenAPI 3.1 document.
 
 A field that is not here is refused by name, and so is a refused one, unless its value asks for
 nothing: `null`, or one of those named. Ignored fields cannot change the text; a response names
@@ -47,20 +50,52 @@ def _fields_page() -> str:
     parts = [_FIELDS]
     for treatment in Treatment:
         rows = [
-            (f"`{field.name}`", ", ".join(sorted(field.endpoints)), field.note, _neutral(field))
+            (f"`{field.name}`", ", ".join(sorted(field.endpoints)), *_told(field, treatment))
             for field in FIELDS
             if field.treatment is treatment
         ]
         parts.append(f"\n## {treatment.value.capitalize()}\n\n")
         if treatment is Treatment.REFUSED:
-            parts.append(_table(("field", "endpoints", "why", "asks for nothing"), rows))
+            parts.append(_table(("field", "endpoints", "asks for nothing", "why"), rows))
         else:
-            parts.append(_table(("field", "endpoints", ""), [row[:3] for row in rows]))
+            parts.append(_table(("field", "endpoints", "value", ""), rows))
     return "".join(parts)
 
 
-def _neutral(field: Field) -> str:
-    return ", ".join(f"`{encode_json(value).decode()}`" for value in field.neutral)
+def _told(field: Field, treatment: Treatment) -> tuple[str, str]:
+    if treatment is Treatment.REFUSED:
+        return ", ".join(map(_code, field.neutral)), field.note
+    return shown_shape(field.shape), field.note
+
+
+def shown_shape(shape: Shape) -> str:
+    """A schema in a few words; the document at ``/openapi.json`` has it whole."""
+    match shape:
+        case {"enum": list(values)}:
+            return ", ".join(map(_code, values))
+        case {"anyOf": list(kinds)}:
+            return " or ".join(dict.fromkeys(map(shown_shape, kinds)))
+        case {"type": "boolean"}:
+            return "true or false"
+        case {"type": "integer" | "number" | "array" as kind}:
+            return _WORDS[kind] + _bounds(shape)
+        case {"type": "object" | "string" as kind}:
+            return _WORDS[kind]
+    return "any"
+
+
+_WORDS = {"integer": "integer", "number": "number", "array": "list", "object": "object",
+          "string": "text"}  # fmt: skip
+
+
+def _bounds(shape: Shape) -> str:
+    words = {"exclusiveMinimum": "over", "minimum": "≥", "maximum": "≤", "maxItems": "of at most"}
+    found = [f"{word} {shape[key]:,}" for key, word in words.items() if key in shape]
+    return " " + ", ".join(found) if found else ""
+
+
+def _code(value: object) -> str:
+    return f"`{encode_json(value).decode()}`"
 
 
 def _limits_page() -> str:

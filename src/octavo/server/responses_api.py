@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 from octavo.errors import EngineError, InvalidRequestError, OctavoError
 from octavo.server.call import answer, read_call, read_values
 from octavo.server.dialects import RESPONSES
-from octavo.server.fields import Endpoint
+from octavo.server.endpoints import Endpoint
 from octavo.server.generation import Generation, collect
 from octavo.server.replies import Exchange, ignored_header, send_json
 from octavo.server.response_store import StoredResponse
@@ -35,6 +35,7 @@ from octavo.server.state import ServerState
 from octavo.server.typed_body import shown_name
 
 MAX_EVENTS = 1 << 24
+MAX_PAGE = 100
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ async def get_input_items(state: ServerState, http: Exchange) -> None:
     """What a stored response was made from, an item per message or call, the last first."""
     query = _Query(http, ("limit", "order", "after", "include"))
     entry = _stored(state, http)
-    limit = query.integer("limit", 20, (1, 100))
+    limit = query.integer("limit", 20, (1, MAX_PAGE))
     items = input_items(entry.messages[: entry.num_input], http.scope["path_params"]["response_id"])
     if query.text("order", "desc") != "asc":
         items.reverse()

@@ -11,18 +11,24 @@ from octavo.server.answer import json_object
 from octavo.server.call import Call
 from octavo.server.conversation import Conversation, settle
 from octavo.server.dialects import RESPONSES
+from octavo.server.endpoints import Endpoint
 from octavo.server.engine_request import engine_request
-from octavo.server.fields import Endpoint, check_fields
+from octavo.server.field_check import check_fields
 from octavo.server.prompts import check_message_count
 from octavo.server.reasoning_effort import effort_variables, read_effort
-from octavo.server.sampling_fields import LOGPROBS_INCLUDE, MAX_INCLUDE, sampling_from_body
+from octavo.server.request_shapes import (
+    EMPTY_INCLUDE,
+    LOGPROBS_INCLUDE,
+    MAX_INCLUDE,
+    MAX_METADATA,
+)
+from octavo.server.sampling_fields import sampling_from_body
 from octavo.server.state import ServerState
 from octavo.server.tools import RESPONSES_TOOLS, read_tools
 from octavo.server.typed_body import TypedBody, shown_name
 from octavo.text import Message
 
 ROLES = ("user", "assistant", "system", "developer")
-MAX_METADATA = 16
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
 # Of a message that this server or another gave: what it was called, not what it says.
 _LABELS = frozenset({"type", "role", "content", "id", "status", "phase"})
@@ -30,8 +36,6 @@ _REASONING_LABELS = frozenset({"type", "id", "status", "summary", "content", "en
 _CALL_LABELS = frozenset({"type", "id", "status", "call_id", "name", "arguments"})
 _RESULT_LABELS = frozenset({"type", "id", "status", "call_id", "output"})
 _PART_LABELS = frozenset({"type", "text", "annotations", "logprobs"})
-# What there is none of here: nothing to include, nothing lost.
-_EMPTY_INCLUDES = frozenset({"reasoning.encrypted_content"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +123,7 @@ def _without_unknown_tools(values: dict[str, object], skipped: list[str]) -> dic
 
 def _check_includes(body: TypedBody) -> None:
     for name in body.strings("include", at_most=MAX_INCLUDE):
-        if name != LOGPROBS_INCLUDE and name not in _EMPTY_INCLUDES:
+        if name not in (LOGPROBS_INCLUDE, EMPTY_INCLUDE):
             raise InvalidRequestError(
                 f'include "{shown_name(name)}" is not supported; {LOGPROBS_INCLUDE} is',
                 param="include",

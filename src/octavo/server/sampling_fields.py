@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from octavo.core.sampling_params import (
     MAX_ALLOWED_TOKEN_IDS,
@@ -17,13 +17,13 @@ from octavo.core.sampling_params import (
     validate_sampling_params,
 )
 from octavo.errors import ContextLengthError, InvalidRequestError
-from octavo.server.fields import Endpoint
+from octavo.server.endpoints import Endpoint
+from octavo.server.request_shapes import LOGPROBS_INCLUDE, MAX_INCLUDE
 from octavo.server.structured import read_grammar
 from octavo.server.typed_body import TypedBody, finite_number
 
 COMPLETIONS_MAX_TOKENS = 16
-MAX_INCLUDE = 32
-LOGPROBS_INCLUDE = "message.output_text.logprobs"
+_Value = TypeVar("_Value")
 _NUMBERS = (
     "temperature",
     "top_p",
@@ -53,13 +53,13 @@ def sampling_from_body(
     params = replace(
         defaults,
         **numbers,
-        n=_or(body.integer("n"), 1),
+        n=_or_else(body.integer("n"), 1),
         best_of=body.integer("best_of"),
         use_beam_search=search,
         # Its type is checked with its value.
-        early_stopping=cast("bool", body.raw("early_stopping") or False),
+        early_stopping=cast("bool", _or_else(body.raw("early_stopping"), False)),
         max_tokens=_max_tokens(body),
-        min_tokens=_or(body.integer("min_tokens"), 0),
+        min_tokens=_or_else(body.integer("min_tokens"), 0),
         top_k=_top_k(body, defaults),
         seed=body.integer("seed"),
         logit_bias=_logit_bias(body),
@@ -140,7 +140,7 @@ def fit_max_tokens(
     return replace(params, max_tokens=wanted)
 
 
-def _or(value: int | None, default: int) -> int:
+def _or_else(value: _Value | None, default: _Value) -> _Value:
     return default if value is None else value
 
 

@@ -23,10 +23,10 @@ def read_grammar(body: TypedBody) -> Grammar | None:
     Raises:
         InvalidRequestError: naming the field: an unknown type or key, or two grammars at once.
     """
-    by_format = _response_format(body.mapping("response_format"))
+    by_format = _response_format(body)
     for field in ("text", "output_config"):
         by_format = by_format or _flat_format(body.mapping(field), field)
-    by_name = _structured_outputs(body.mapping("structured_outputs"))
+    by_name = _structured_outputs(body)
     if by_format is not None and by_name is not None:
         raise InvalidRequestError(
             "a format and structured_outputs both ask for a structure; send one of them",
@@ -47,9 +47,10 @@ def schema_grammar(schema: object, field: str) -> Grammar:
     return Grammar(kind="json_schema", text=text, field=field)
 
 
-def _response_format(value: Mapping[str, object]) -> Grammar | None:
-    if not value:
+def _response_format(body: TypedBody) -> Grammar | None:
+    if body.raw("response_format") is None:
         return None
+    value = body.mapping("response_format")
     kind = value.get("type")
     known = {"type", "json_schema"} if kind == "json_schema" else {"type"}
     _only(value, known, "response_format")
@@ -94,9 +95,10 @@ def _flat_format(value: Mapping[str, object], field: str) -> Grammar | None:
     return schema_grammar(form.get("schema"), f"{field}.schema")
 
 
-def _structured_outputs(value: Mapping[str, object]) -> Grammar | None:
-    if not value:
+def _structured_outputs(body: TypedBody) -> Grammar | None:
+    if body.raw("structured_outputs") is None:
         return None
+    value = body.mapping("structured_outputs")
     _only(value, set(_KINDS), "structured_outputs")
     if len(value) != 1:
         raise InvalidRequestError(

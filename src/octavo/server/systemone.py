@@ -16,8 +16,9 @@ from octavo.core.request import Request
 from octavo.errors import InvalidRequestError
 from octavo.frontend.readings import LabelScore, Reading
 from octavo.server.call import Call, read_call
+from octavo.server.endpoints import Endpoint
 from octavo.server.engine_request import probe_request
-from octavo.server.fields import Endpoint, check_fields
+from octavo.server.field_check import check_fields
 from octavo.server.probing import run_probes
 from octavo.server.prompts import MAX_PROMPTS, check_message_count
 from octavo.server.rendering import finite_logprob, usage_object

@@ -8,7 +8,8 @@ from typing import TypeVar
 from octavo.errors import InvalidRequestError
 from octavo.server.call import read_values
 from octavo.server.conversation import chat_conversation
-from octavo.server.fields import Endpoint, check_fields
+from octavo.server.endpoints import Endpoint
+from octavo.server.field_check import check_fields
 from octavo.server.prompts import MAX_PROMPT_IDS
 from octavo.server.replies import Exchange, send_json
 from octavo.server.state import ServerState

@@ -1,0 +1,76 @@
+"""What is told of the server itself: its models, whether it lives, and what it holds."""
+
+from __future__ import annotations
+
+from octavo import __version__
+from octavo.server.kv_page import kv_page
+from octavo.server.metrics import CONTENT_TYPE
+from octavo.server.replies import Exchange, send_bytes, send_json, send_pieces
+from octavo.server.state import ServerState
+
+_RETRY = ((b"retry-after", b"2"),)
+
+
+def _model_object(state: ServerState, name: str) -> dict[str, object]:
+    welcome = state.client.welcome
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "octavo",
+        "root": state.model_names[0],
+        "max_model_len": welcome.max_model_len if welcome is not None else None,
+        "generation_config": state.generation_config,
+    }
+
+
+async def models(state: ServerState, http: Exchange) -> None:
+    """The served models."""
+    data = [_model_object(state, name) for name in state.model_names]
+    await send_json(http.send, {"object": "list", "data": data})
+
+
+async def model(state: ServerState, http: Exchange) -> None:
+    """One served model."""
+    name = state.check_model(http.scope["path_params"]["name"])
+    await send_json(http.send, _model_object(state, name))
+
+
+async def health(state: ServerState, http: Exchange) -> None:
+    """Whether the server is alive."""
+    await send_json(http.send, {"status": "alive"})
+
+
+async def ready(state: ServerState, http: Exchange) -> None:
+    """Whether it makes progress and takes work."""
+    if state.draining:
+        await send_json(http.send, {"status": "draining"}, status=503, headers=_RETRY)
+    elif not state.client.ready:
+        await send_json(http.send, {"status": "not ready"}, status=503, headers=_RETRY)
+    else:
+        await send_json(http.send, {"status": "ready"})
+
+
+async def version(state: ServerState, http: Exchange) -> None:
+    """The version of this server."""
+    await send_json(http.send, {"version": __version__})
+
+
+async def reset_prefix_cache(state: ServerState, http: Exchange) -> None:
+    """Forget every cached prefix that nobody uses now."""
+    await send_json(http.send, await state.client.control("reset_prefix_cache"))
+
+
+async def metrics(state: ServerState, http: Exchange) -> None:
+    """Counters and gauges, for Prometheus."""
+    await send_bytes(http.send, state.metrics.render(), content_type=CONTENT_TYPE)
+
+
+async def debug_kv(state: ServerState, http: Exchange) -> None:
+    """Every block of the KV pool, and the ledger."""
+    await send_pieces(http.send, kv_page(await state.client.control("kv")))
+
+
+async def debug_requests(state: ServerState, http: Exchange) -> None:
+    """The requests in the engine."""
+    await send_json(http.send, await state.client.control("requests"))
