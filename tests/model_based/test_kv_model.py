@@ -17,26 +17,16 @@ from hypothesis.stateful import (
     rule,
 )
 
-from octavo.kv import (
-    Account,
-    KVCacheManager,
-    SequenceKV,
-    check_kv,
-    check_writes,
-    common_prefix_length,
-    take_ledger,
-)
-from octavo.testing.fake_runner import make_info
-from octavo.testing.oracle import PagedOracle
+from model_based.kv_world import DIGEST, KVWorld
+from octavo.kv import SequenceKV, check_kv, check_writes, common_prefix_length, take_ledger
 from octavo.testing.recount import recount
 
 BLOCK_SIZES = (1, 2, 3, 8, 16, 32)
-DIGEST = b"root"
 tokens_of = st.lists(st.integers(1, 2), min_size=1, max_size=40)
 
 
-class KVMachine(RuleBasedStateMachine):
-    """Every branch exists twice: in the manager, its content in ``store``, and in the oracle."""
+class KVMachine(KVWorld, RuleBasedStateMachine):
+    """What may happen to the branches of a world."""
 
     branches = Bundle("branches")
     leases = Bundle("leases")
@@ -50,71 +40,16 @@ class KVMachine(RuleBasedStateMachine):
         prefix_cache=st.booleans(),
     )
     def start(self, tokens: list[int], block_size: int, num_blocks: int, prefix_cache: bool) -> str:
-        info = make_info(block_size=block_size, num_blocks=num_blocks)
-        self.kv = KVCacheManager(info, prefix_cache=prefix_cache, max_chunk=64)
-        self.prefix_cache = prefix_cache
-        self.oracle = PagedOracle(num_blocks, block_size)
-        self.store = {block: [0] * block_size for block in range(num_blocks)}
-        self.sequences: dict[str, SequenceKV] = {}
-        self.num_leases = 0
-        self.count = 0
-        # Branches that fork, run and are preempted together; of the preempted ones, the tokens.
-        self.members: dict[str, list[str]] = {}
-        self.preempted: dict[str, list[list[int]]] = {}
+        self.build(block_size, num_blocks, prefix_cache=prefix_cache)
         name = self.add_branch()
         self.extend_together([(name, tokens)])
         return name
-
-    def name(self) -> str:
-        self.count += 1
-        return f"b{self.count}"
-
-    def account(self) -> Account:
-        """Three requests of two tenants take turns."""
-        return Account(f"t{self.count % 2}", f"r{self.count % 3}")
-
-    # -- what the data plane would do --------------------------------------------------------
-
-    def read(self, seq: SequenceKV, length: int) -> list[int]:
-        size = self.kv.block_size
-        blocks = seq.tables[0].blocks
-        return [self.store[blocks[at // size]][at % size] for at in range(length)]
-
-    def write(self, seq: SequenceKV, tokens: list[int]) -> None:
-        size = self.kv.block_size
-        assert check_writes(self.kv, seq) == []
-        for at, token in enumerate(tokens, seq.num_computed):
-            self.store[seq.tables[0].blocks[at // size]][at % size] = token
-
-    def copy(self, copies) -> None:
-        for copy in copies:
-            source = self.store[copy.src]
-            self.store[copy.dst] = source[: copy.num_tokens] + [0] * (
-                self.kv.block_size - copy.num_tokens
-            )
-
-    def execute(self, copies, work: list[tuple[str, list[int], int]]) -> None:
-        self.copy(copies)
-        for name, tokens, _ in work:
-            self.write(self.sequences[name], tokens)
-        for name, tokens, accepted in work:
-            seq = self.sequences[name]
-            history = self.read(seq, seq.num_computed) + tokens
-            self.kv.commit(seq, history, accepted)
-            self.oracle.truncate(name, seq.num_computed)
-        self.kv.end_step()
 
     # -- rules -------------------------------------------------------------------------------
 
     @rule(target=branches)
     def add(self) -> str:
         return self.add_branch()
-
-    def add_branch(self) -> str:
-        name = self.name()
-        self.sequences[name] = self.kv.new_sequence(DIGEST, self.account())
-        self.oracle.add(name)
-        return name
 
     @rule(name=branches, tokens=tokens_of, accepted=st.integers(0, 40))
     def append(self, name: str, tokens: list[int], accepted: int) -> None:
@@ -128,9 +63,7 @@ class KVMachine(RuleBasedStateMachine):
             self.oracle.data, self.oracle.tables = saved
             return
         if not expected:
-            self.oracle.num_blocks += 1000
-            assert self.oracle.append(name, tokens)
-            self.oracle.num_blocks -= 1000
+            self.expect(name, tokens)
         copies = step.seal()
         assert copies is not None
         self.execute(copies, [(name, tokens, min(accepted, len(tokens)))])
@@ -163,9 +96,7 @@ class KVMachine(RuleBasedStateMachine):
             assert self.sequences[name].num_reserved == self.sequences[name].num_computed + len(
                 tokens
             )
-            self.oracle.num_blocks += 1000
-            self.oracle.append(name, tokens)
-            self.oracle.num_blocks -= 1000
+            self.expect(name, tokens)
         self.execute(copies, work)
 
     def fork_paths(self, step, trunk: str, paths: list[list[int]]) -> list[tuple[str, list[int]]]:
@@ -219,10 +150,8 @@ class KVMachine(RuleBasedStateMachine):
                 self.oracle.release(name)
             assert [list(pool.refs), list(self.kv.promises.totals)] == before
             return
-        self.oracle.num_blocks += 1000
         for name, tokens in work[1:] + work[:1]:
-            self.oracle.append(name, tokens)
-        self.oracle.num_blocks -= 1000
+            self.expect(name, tokens)
         self.copy(copies)
         for name, tokens in work:
             self.write(self.sequences[name], tokens)
@@ -269,9 +198,7 @@ class KVMachine(RuleBasedStateMachine):
         assert copies is not None
         work = [(name, [1] * self.kv.block_size, 0) for name in added]
         for name, tokens, _ in work:
-            self.oracle.num_blocks += 1000
-            self.oracle.append(name, tokens)
-            self.oracle.num_blocks -= 1000
+            self.expect(name, tokens)
         self.execute(copies, work)
 
     @rule(target=branches, parent=branches)
@@ -291,44 +218,7 @@ class KVMachine(RuleBasedStateMachine):
         name = self.name()
         return name if self.enter(name, self.oracle.read(like) + extra) else multiple()
 
-    def enter(self, name: str, tokens: list[int]) -> bool:
-        """A sequence of ``tokens`` comes in, if there is room."""
-        hit = self.kv.lookup(DIGEST, tokens)
-        assert hit is None or hit.length < len(tokens)
-        seq = self.kv.new_sequence(DIGEST, self.account())
-        demand = self.kv.promises.demand(len(tokens), 0, 0)
-        while True:
-            step = self.kv.begin()
-            cached = hit.length if hit else 0
-            if step.admit(seq, len(tokens) - cached, hit=hit, demand=demand):
-                break
-            if hit is None or hit.length % self.kv.block_size == 0:
-                if hit is not None:
-                    self.kv.unpin(hit)
-                self.kv.release(seq)
-                return False
-            hit = self.kv.shorten(hit, DIGEST, tokens)
-        copies = step.seal()
-        assert copies is not None
-        self.sequences[name] = seq
-        self.oracle.add(name)
-        self.oracle.num_blocks += 1000
-        self.oracle.append(name, tokens)
-        self.oracle.num_blocks -= 1000
-        self.execute(copies, [(name, tokens[cached:], len(tokens) - cached)])
-        return True
-
     # -- groups: what a beam search does -----------------------------------------------------
-
-    def fork_of(self, parent: str) -> str:
-        name = self.name()
-        self.sequences[name] = self.kv.fork(self.sequences[parent])
-        self.oracle.fork(parent, name)
-        return name
-
-    def drop(self, name: str) -> None:
-        self.kv.release(self.sequences.pop(name))
-        self.oracle.release(name)
 
     @rule(target=groups, root=branches, width=st.integers(2, 4), target_tokens=st.integers(1, 60))
     def fork_group(self, root: str, width: int, target_tokens: int) -> str:
@@ -364,25 +254,6 @@ class KVMachine(RuleBasedStateMachine):
         forks = [self.fork_of(name) for name in kept for _ in range(parents.count(name) - 1)]
         self.members[group] = names = [*forks, *kept]
         self.extend_together([(name, [token]) for name, token in zip(names, tokens, strict=False)])
-
-    def extend_together(self, work: list[tuple[str, list[int]]]) -> bool:
-        """One step for all, with exactly the copies that the oracle makes, or none."""
-        step = self.kv.begin()
-        if not all(step.grow(self.sequences[name], len(tokens)) for name, tokens in work):
-            return False
-        num_copied = self.kv.num_cow_copies
-        copies = step.seal()
-        assert copies is not None
-        expected = 0
-        self.oracle.num_blocks += 1000
-        for name, tokens in work:
-            table, size = self.oracle.tables[name], self.kv.block_size
-            expected += self.oracle.length(name) % size > 0 and self.oracle.refs(table[-1]) > 1
-            self.oracle.append(name, tokens)
-        self.oracle.num_blocks -= 1000
-        assert len(copies) == self.kv.num_cow_copies - num_copied == expected
-        self.execute(copies, [(name, tokens, len(tokens)) for name, tokens in work])
-        return True
 
     @rule(group=groups, which=st.integers(0, 3))
     def abort_one(self, group: str, which: int) -> None:

@@ -1,0 +1,154 @@
+"""Each damage to the books is named by its invariant."""
+
+from __future__ import annotations
+
+import pytest
+
+from kv_rig import ROOT, extend, manager
+from octavo.core import BlockCopy
+from octavo.kv import check_copies, check_kv, check_writes
+
+
+def damage_refs(kv, seq):
+    kv.pools[0].refs[seq.tables[0].blocks[0]] += 1
+
+
+def damage_leases(kv, seq):
+    kv.pools[0].leases[seq.tables[0].blocks[0]] += 1
+
+
+def damage_draining(kv, seq):
+    kv.pools[0].num_draining += 1
+
+
+def damage_table(kv, seq):
+    seq.tables[0].blocks.append(15)
+
+
+def damage_front(kv, seq):
+    seq.tables[0].first_block = 1
+
+
+def damage_node(kv, seq):
+    seq.node.blocks[0] = 14
+
+
+def damage_trie(kv, seq):
+    seq.node.parent.children.clear()
+
+
+def damage_parent(kv, seq):
+    seq.node.parent.blocks[0] = -1
+
+
+def damage_attached(kv, seq):
+    seq.node.attached = False
+
+
+def damage_upward(kv, seq):
+    seq.node.parent = None
+
+
+def damage_middle(kv, seq):
+    """A gap in the middle, beside a node that is in order."""
+    other = kv.new_sequence(ROOT)
+    extend(kv, other, [9, 9, 9, 9])
+    kv.forget(0, seq.tables[0].blocks[0])
+
+
+def damage_marks(kv, seq):
+    kv.pools[0].mark_indexed(seq.tables[0].blocks[-1])
+
+
+def damage_totals(kv, seq):
+    kv.promises.totals[0] += 1
+
+
+def damage_promise(kv, seq):
+    kv.promises.totals[0] += 100
+    seq.promised[0] += 100
+
+
+@pytest.mark.parametrize(
+    ("damage", "number"),
+    [
+        (damage_refs, "I2"),
+        (damage_leases, "I2"),
+        (damage_draining, "I1"),
+        (damage_table, "I4"),
+        (damage_front, "I4"),
+        (damage_node, "I5"),
+        (damage_trie, "I5"),
+        (damage_parent, "I5"),
+        (damage_attached, "I5"),
+        (damage_upward, "I5"),
+        (damage_middle, "I5"),
+        (damage_marks, "I5"),
+        (damage_totals, "I6"),
+        (damage_promise, "I6"),
+    ],
+)
+def test_each_damage_is_named(damage, number: str) -> None:
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, list(range(10)))
+    damage(kv, seq)
+    assert any(sentence.startswith(number) for sentence in check_kv(kv))
+
+
+def test_writing_a_shared_block_is_named() -> None:
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, [0, 1])
+    kv.fork(seq)
+    assert check_writes(kv, seq)[0].startswith("I3")
+
+
+def test_a_write_below_a_leased_fill_is_named() -> None:
+    """A reader may read what was computed when its lease began; appending behind it is allowed."""
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, list(range(6)))
+    lease = kv.lease(seq)
+    extend(kv, seq, [6])
+    seq.num_computed = 5
+    assert check_writes(kv, seq) == ["I3: group 0: a step would write a slot under a read lease"]
+    kv.end_lease(lease)
+    kv.end_lease(lease)
+    assert check_writes(kv, seq) == []
+    assert kv.lease_fills == [{}]
+
+
+def test_a_write_to_a_block_that_the_step_reads_is_named() -> None:
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, [0, 1, 2])
+    block = seq.tables[0].blocks[0]
+    kv.lease_for_step(0, block, 2)
+    assert check_writes(kv, seq) == []
+    kv.lease_for_step(0, block, 4)
+    kv.lease_for_step(0, block, 1)
+    assert check_writes(kv, seq)[0].startswith("I3")
+    copy = BlockCopy(src=15, dst=block, num_tokens=1)
+    assert check_copies(kv, [copy])[0].startswith("I3: group 0: a copy")
+    kv.end_step()
+    assert check_copies(kv, [copy]) == []
+
+
+def test_a_wrong_promise_is_named() -> None:
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    kv.promise(seq, 12, branches=1, fork_at=0)
+    seq.promised[0] -= 1
+    kv.promises.totals[0] -= 1
+    assert any("not what it may still take" in sentence for sentence in check_kv(kv))
+
+
+def test_a_table_that_starts_one_block_late_is_reported() -> None:
+    kv = manager(block_size=1, windows=(5,))
+    seq = kv.new_sequence(ROOT)
+    for token in range(10):
+        extend(kv, seq, [token])
+    table = seq.tables[0]
+    kv.pools[0].release(table.owner, table.drop_front(table.first_block + 1))
+    assert any("still in its span" in words for words in check_kv(kv))

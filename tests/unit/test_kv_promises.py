@@ -1,0 +1,77 @@
+"""Growth that was promised: what it holds back, and when it is shed."""
+
+from __future__ import annotations
+
+import pytest
+
+from kv_rig import ROOT, extend, manager
+from octavo.kv import take_ledger
+
+
+def test_promises_hold_blocks_back() -> None:
+    kv = manager(num_blocks=8)
+    a, b = kv.new_sequence(ROOT), kv.new_sequence(ROOT)
+    step = kv.begin()
+    assert step.admit(a, 4, hit=None, demand=[6])
+    assert not step.admit(b, 4, hit=None, demand=[3])
+    assert step.admit(b, 4, hit=None, demand=[2])
+    assert step.seal() == []
+    kv.promise(a, 24, branches=1, fork_at=4)
+    kv.promise(b, 8, branches=1, fork_at=4)
+    assert kv.promises.totals == [6]
+    assert take_ledger(kv).promised == 6 * 4 * 8
+    assert take_ledger(kv).free == 0
+    kv.commit(a, [0] * 4, 4)
+    kv.commit(b, [1] * 4, 4)
+    # b outgrows what it was promised; the youngest promises are shed.
+    extend(kv, b, [1] * 8)
+    assert kv.promises.num_shed == 1
+    assert kv.promises.totals == [0] or kv.promises.totals[0] <= kv.pools[0].num_available
+    kv.release(a)
+    kv.release(b)
+    assert kv.promises.totals == [0]
+
+
+def test_promises_of_branches() -> None:
+    """Six tokens, four to a block, three branches up to ten tokens: 3 + 2 · 2 blocks."""
+    kv = manager()
+    demand = kv.promises.demand(10, 2, 6)
+    assert demand == [7]
+    seq = kv.new_sequence(ROOT)
+    kv.promise(seq, 10, branches=3, fork_at=6)
+    assert seq.promised == [7]
+    extend(kv, seq, list(range(6)))
+    assert seq.promised == [5]
+    child = kv.fork(seq)
+    assert (seq.promised, child.promised, kv.promises.totals) == ([3], [2], [5])
+    kv.forget_spares(seq)
+    assert kv.promises.totals == [3]
+
+
+def test_a_windowed_group_promises_no_more_than_its_span() -> None:
+    kv = manager(windows=(None, 5))
+    assert kv.promises.demand(400, 0, 0) == [100, 4]
+
+
+def test_only_as_many_promises_are_shed_as_needed() -> None:
+    kv = manager(num_blocks=8)
+    old, young, grower = (kv.new_sequence(ROOT) for _ in range(3))
+    kv.promise(old, 12, branches=1, fork_at=0)
+    kv.promise(young, 12, branches=1, fork_at=0)
+    extend(kv, grower, [0] * 12)
+    assert (old.promised, young.promised) == ([3], [0])
+    assert kv.promises.num_shed == 1
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8])
+def test_a_promised_branch_is_owed_a_copy_exactly_of_a_partly_filled_tail(length: int) -> None:
+    """Once it has copied the tail, it is owed none."""
+    kv = manager()
+    parent = kv.new_sequence(ROOT)
+    extend(kv, parent, list(range(length)))
+    kv.promise(parent, 12, branches=2, fork_at=length)
+    child = kv.fork(parent)
+    assert child.cow_due == (length % 4 > 0)
+    extend(kv, child, [99])
+    assert not child.cow_due
+    assert child.promised[0] == 3 - len(child.tables[0].blocks)
