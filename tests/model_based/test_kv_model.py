@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from model_based.kv_world import DIGEST, KVWorld
-from octavo.kv import SequenceKV, check_kv, check_writes, common_prefix_length, take_ledger
+from octavo.kv import check_kv, common_prefix_length, take_ledger
 from octavo.testing.recount import recount
 
 BLOCK_SIZES = (1, 2, 3, 8, 16, 32)

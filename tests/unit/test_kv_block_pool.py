@@ -55,6 +55,45 @@ def test_a_stranger_releases_nothing() -> None:
     assert pool.refs[blocks[0]] == 1
 
 
+def test_what_is_held_already_or_not_at_all_does_not_hide_the_rest() -> None:
+    pool = Pool(2)
+    a, b = pool.open(OwnerKind.TABLE), pool.open(OwnerKind.TABLE)
+    blocks = pool.allocate(a, 2) or []
+    pool.share(b, blocks[:1])
+    pool.share(b, blocks)
+    assert [pool.refs[block] for block in blocks] == [2, 2]
+    pool.release(b, blocks[:1])
+    pool.release(b, blocks)
+    assert [pool.refs[block] for block in blocks] == [1, 1]
+
+
+def test_nothing_is_kept_of_an_owner_that_closed() -> None:
+    """I10: however many owners there were, the books are those of an empty pool."""
+    pool = Pool(4)
+    tables = [pool.open(OwnerKind.TABLE, f"tenant {number}") for number in range(4)]
+    for owner in tables:
+        pool.allocate(owner, 1)
+    pins = [pool.open(kind) for kind in (OwnerKind.PIN, OwnerKind.LEASE)]
+    for owner in pins:
+        pool.share(owner, [0, 1])
+    for owner in (*tables, *pins):
+        pool.close(owner)
+    kept = {name: value for name, value in vars(pool).items() if isinstance(value, dict) and value}
+    assert kept == {}
+
+
+def test_the_books_grow_with_what_is_held_and_with_what_is_cached() -> None:
+    pool, empty = Pool(256), Pool(256).metadata_bytes
+    owner = pool.open(OwnerKind.TABLE)
+    blocks = pool.allocate(owner, 256) or []
+    assert pool.metadata_bytes > empty
+    for block in blocks:
+        pool.mark_indexed(block)
+    pool.close(owner)
+    assert pool.num_cached == 256
+    assert pool.metadata_bytes > empty
+
+
 def test_cached_blocks_are_evicted_oldest_first() -> None:
     pool = Pool(3)
     a = pool.open(OwnerKind.TABLE)
@@ -125,6 +164,7 @@ def test_a_lease_on_a_cached_block_drains_and_a_table_takes_it_back() -> None:
     again = pool.open(OwnerKind.TABLE)
     pool.share(again, blocks)
     assert pool.num_draining == 0
+    assert not pool.shared[blocks[0]], "a reader shares nothing"
     pool.close(again)
     assert pool.num_draining == 1
     pool.close(lease)

@@ -70,6 +70,29 @@ def test_with_nobody_above_the_floor_a_stranger_takes_the_oldest() -> None:
     cache.remove(0)
     cache.add(0, "a")
     assert cache.next("c") == 1
+    cache.add(2, "a")
+    cache.remove(0)
+    cache.add(3, "b")
+    cache.remove(1)
+    assert cache.next("c") == 2, "though b is the tenant that was there first"
+
+
+def test_half_of_the_pool_is_divided_among_those_that_have_cached_blocks() -> None:
+    cache, floors = CachedBlocks(13), []
+    for block, tenant in enumerate("abcd"):
+        cache.add(block, tenant)
+        floors.append(cache.floor)
+    assert floors == [6, 3, 2, 1]
+
+
+def test_who_has_more_than_its_floor_is_evicted_before_the_needer_and_the_oldest() -> None:
+    cache = CachedBlocks(8)
+    for block, tenant in enumerate("abbb"):
+        cache.add(block, tenant)
+    assert cache.floor == 2
+    assert cache.next("a") == cache.next("c") == 1
+    cache.remove(1)
+    assert cache.next("a") == 0, "nobody is above: the needer's own"
 
 
 def submit(driver: EngineDriver, name: str, tenant: str, prompt: list[int], tokens: int) -> None:

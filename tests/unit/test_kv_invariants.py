@@ -6,7 +6,7 @@ import pytest
 
 from kv_rig import ROOT, extend, manager
 from octavo.core import BlockCopy
-from octavo.kv import check_copies, check_kv, check_writes
+from octavo.kv import check_copies, check_fits, check_kv, check_writes
 
 
 def damage_refs(kv, seq):
@@ -119,6 +119,20 @@ def test_a_write_below_a_leased_fill_is_named() -> None:
     assert kv.lease_fills == [{}]
 
 
+def test_a_lease_on_what_is_not_computed_yet_forbids_nothing() -> None:
+    kv = manager()
+    seq, other = kv.new_sequence(ROOT), kv.new_sequence(ROOT)
+    extend(kv, seq, list(range(4)))
+    extend(kv, other, [7])
+    step = kv.begin()
+    assert step.grow(seq, 1)
+    assert step.seal() == []
+    leases = [kv.lease(seq), kv.lease(other)]
+    assert check_writes(kv, seq) == []
+    for lease in leases:
+        kv.end_lease(lease)
+
+
 def test_a_write_to_a_block_that_the_step_reads_is_named() -> None:
     kv = manager()
     seq = kv.new_sequence(ROOT)
@@ -144,11 +158,57 @@ def test_a_wrong_promise_is_named() -> None:
     assert any("not what it may still take" in sentence for sentence in check_kv(kv))
 
 
-def test_a_table_that_starts_one_block_late_is_reported() -> None:
-    kv = manager(block_size=1, windows=(5,))
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_a_table_that_starts_one_block_late_is_reported(
+    block_size: int, window: int | None
+) -> None:
+    kv = manager(block_size=block_size, windows=(window,))
     seq = kv.new_sequence(ROOT)
     for token in range(10):
         extend(kv, seq, [token])
     table = seq.tables[0]
     kv.pools[0].release(table.owner, table.drop_front(table.first_block + 1))
     assert any("still in its span" in words for words in check_kv(kv))
+
+
+def test_a_window_that_has_not_moved_yet_covers_the_first_block() -> None:
+    kv = manager(block_size=1, windows=(5,))
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, [0, 1])
+    table = seq.tables[0]
+    kv.pools[0].release(table.owner, table.drop_front(1))
+    assert any("still in its span" in words for words in check_kv(kv))
+
+
+def test_writing_a_shared_block_behind_a_window_is_named() -> None:
+    kv = manager(windows=(5,))
+    seq = kv.new_sequence(ROOT)
+    for at in range(0, 12, 4):
+        extend(kv, seq, list(range(at, at + 4)))
+    extend(kv, seq, [12])
+    assert seq.tables[0].first_block == 2
+    kv.fork(seq)
+    assert check_writes(kv, seq)[0].startswith("I3")
+
+
+def test_writing_a_shared_block_behind_a_private_one_is_named() -> None:
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, list(range(6)))
+    step = kv.begin()
+    assert step.grow(seq, 5)
+    assert step.seal() == []
+    assert check_writes(kv, seq) == []
+    kv.pools[0].share(kv.new_sequence(ROOT).tables[0].owner, seq.tables[0].blocks[2:])
+    assert len(check_writes(kv, seq)) == 1
+
+
+@pytest.mark.parametrize("damage", [damage_table, damage_draining])
+def test_what_does_not_fit_the_pool_is_named(damage) -> None:
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, list(range(10)))
+    assert check_fits(kv) == []
+    damage(kv, seq)
+    assert check_fits(kv)[0].startswith("I1: group 0: tables hold")

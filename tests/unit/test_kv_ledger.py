@@ -42,8 +42,8 @@ def test_a_leaked_or_hidden_block_breaks_the_ledger() -> None:
         assert ledger.orphan_blocks == 1
         assert ledger.accounted != ledger.pool
         words = " ".join(check_kv(kv))
-        assert "I1" in words
-        assert "I10" in words
+        assert "I1:" in words
+        assert "I10:" in words
 
 
 def test_bytes_that_do_not_divide_still_sum() -> None:
@@ -180,6 +180,18 @@ def test_each_request_and_tenant_is_charged_for_what_it_holds() -> None:
     assert list(ledger.requests) == [two]
     # Its one full block stays in the cache, and is still the tenant's.
     assert ledger.tenants["a"].cached_cold == ledger.cached_cold == 4 * SLOT
+    assert ledger == recount(kv)
+
+
+def test_behind_a_window_a_request_is_charged_with_what_it_still_holds() -> None:
+    kv = manager(windows=(None, 5))
+    seq = kv.new_sequence(ROOT, Account("t", "r"))
+    for at in range(0, 20, 4):
+        extend(kv, seq, list(range(at, at + 4)))
+    extend(kv, seq, [20])
+    assert [table.first_block for table in seq.tables] == [0, 4]
+    ledger = take_ledger(kv)
+    assert ledger.requests[seq.account].used == (21 + 5) * SLOT
     assert ledger == recount(kv)
 
 

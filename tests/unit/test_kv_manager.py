@@ -48,6 +48,26 @@ def test_partial_hit_copies_and_leaves_the_cached_block_alone() -> None:
     assert kv.num_partial_hits == 1
 
 
+def test_what_is_computed_behind_a_hit_is_found_behind_it() -> None:
+    kv = manager()
+    first = kv.new_sequence(ROOT)
+    extend(kv, first, list(range(8)))
+    hit = kv.lookup(ROOT, list(range(13)))
+    assert hit is not None
+    assert hit.length == 8
+    second = kv.new_sequence(ROOT)
+    step = kv.begin()
+    assert step.admit(second, 5, hit=hit, demand=[4])
+    assert step.seal() == []
+    kv.commit(second, list(range(13)), 5)
+    kv.end_step()
+    assert check_kv(kv) == []
+    again = kv.lookup(ROOT, list(range(13)))
+    assert again is not None
+    assert again.length == 12
+    assert kv.lookup(ROOT, list(range(8, 13))) is None, "these tokens are nobody's first"
+
+
 def test_shorten_drops_the_partial_tail() -> None:
     kv = manager()
     first = kv.new_sequence(ROOT)
@@ -85,6 +105,14 @@ def test_fork_copies_for_all_but_the_last() -> None:
         kv.commit(seq, list(range(7)), 1)
     kv.end_step()
     assert check_kv(kv) == []
+
+
+def test_a_fork_of_nothing_shares_nothing() -> None:
+    kv = manager(block_size=1)
+    parent = kv.new_sequence(ROOT)
+    child = kv.fork(parent)
+    assert extend(kv, parent, [0]) == extend(kv, child, [0]) == []
+    assert parent.tables[0].blocks != child.tables[0].blocks
 
 
 def test_a_lease_does_not_force_a_copy() -> None:

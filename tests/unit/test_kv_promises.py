@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kv_rig import ROOT, extend, manager
-from octavo.kv import take_ledger
+from octavo.kv import check_kv, take_ledger
 
 
 def test_promises_hold_blocks_back() -> None:
@@ -75,3 +75,32 @@ def test_a_promised_branch_is_owed_a_copy_exactly_of_a_partly_filled_tail(length
     extend(kv, child, [99])
     assert not child.cow_due
     assert child.promised[0] == 3 - len(child.tables[0].blocks)
+
+
+def test_what_a_reader_keeps_back_is_promised_to_nobody() -> None:
+    """Provisional blocks that come back drain first, so the promise that took them is shed."""
+    kv = manager(num_blocks=4)
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, list(range(4)))
+    kv.promise(seq, 16, branches=1, fork_at=0)
+    step = kv.begin()
+    assert step.grow(seq, 1)
+    assert step.seal() == []
+    lease = kv.lease(seq)
+    kv.commit(seq, list(range(5)), 0)
+    assert (kv.pools[0].num_draining, kv.promises.num_shed) == (1, 1)
+    assert check_kv(kv) == []
+    kv.end_lease(lease)
+
+
+def test_what_a_reader_keeps_behind_a_window_is_promised_to_nobody() -> None:
+    kv = manager(num_blocks=4, windows=(5,))
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, list(range(4)))
+    kv.promise(seq, 40, branches=1, fork_at=0)
+    assert kv.promises.totals == [3]
+    lease = kv.lease(seq)
+    extend(kv, seq, list(range(4, 8)))
+    assert seq.tables[0].first_block == 1
+    assert (kv.pools[0].num_draining, kv.promises.num_shed) == (1, 1)
+    kv.end_lease(lease)

@@ -70,3 +70,15 @@ def test_a_window_takes_what_another_published() -> None:
         extend(kv, second, list(range(4)))
         assert second.publishing is publishing
         assert len(kv.index.blocks(0)) == 1
+
+
+def test_a_window_that_does_not_move_tells_the_runner_nothing_again() -> None:
+    kv = manager(windows=(8,))
+    seq = kv.new_sequence(ROOT)
+    for at in range(0, 12, 4):
+        extend(kv, seq, list(range(at, at + 4)))
+    table = seq.tables[0]
+    table.take_update(0, 4)
+    extend(kv, seq, [12])
+    update = table.take_update(0, 4)
+    assert (update.keep, update.blocks) == (len(table.blocks) - 1, tuple(table.blocks[-1:]))
