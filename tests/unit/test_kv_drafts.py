@@ -114,3 +114,59 @@ def test_a_path_takes_no_block_that_anybody_was_promised() -> None:
     assert step.grow_path(path, 6)
     kv.release(path)
     assert check_kv(kv) == []
+
+
+def test_a_path_needs_no_more_than_its_copy_and_what_is_behind_it() -> None:
+    kv = manager(num_blocks=3)
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, list(range(6)))
+    step = kv.begin()
+    assert step.grow(seq, 1)
+    path = kv.fork(seq)
+    assert not step.grow_path(path, 3)
+    assert step.grow_path(path, 2)
+    assert len(step.seal() or []) == 1
+
+
+def drafting(num_blocks: int) -> tuple[KVCacheManager, SequenceKV, SequenceKV]:
+    """Two sequences of one token each."""
+    kv = manager(num_blocks=num_blocks)
+    first, second = kv.new_sequence(ROOT), kv.new_sequence(ROOT)
+    extend(kv, first, [0])
+    extend(kv, second, [1])
+    return kv, first, second
+
+
+def test_two_draft_into_different_blocks() -> None:
+    kv, first, second = drafting(num_blocks=3)
+    step = kv.begin()
+    assert step.grow(first, 1)
+    assert step.grow(second, 1)
+    assert [step.extend(first, 2, 6), step.extend(second, 2, 6)] == [6, 2]
+    assert step.seal() == []
+
+
+def test_drafts_in_its_own_promise_leave_the_rest_to_others() -> None:
+    kv, first, second = drafting(num_blocks=4)
+    kv.promise(first, 8, branches=1, fork_at=0)
+    step = kv.begin()
+    assert step.grow(first, 1)
+    assert step.grow(second, 1)
+    assert [step.extend(first, 2, 6), step.extend(second, 2, 6)] == [6, 6]
+    assert step.seal() == []
+
+
+@pytest.mark.parametrize(("num_drafts", "granted"), [(5, 5), (9, 1)])
+def test_the_copy_of_a_tail_is_no_block_to_draft_into(num_drafts: int, granted: int) -> None:
+    """A branch is promised its copy too; one block is left for drafts, the next is its parent's."""
+    kv = manager(num_blocks=4)
+    parent = kv.new_sequence(ROOT)
+    extend(kv, parent, [0, 1])
+    kv.promise(parent, 8, branches=2, fork_at=2)
+    child = kv.fork(parent)
+    assert (parent.promised, child.promised, kv.pools[0].num_available) == ([1], [2], 3)
+    step = kv.begin()
+    assert step.grow(child, 1)
+    assert step.extend(child, 3, num_drafts) == granted
+    assert len(step.seal() or []) == 1
+    assert check_kv(kv) == []

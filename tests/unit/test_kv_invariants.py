@@ -139,6 +139,7 @@ def test_a_write_to_a_block_that_the_step_reads_is_named() -> None:
     extend(kv, seq, [0, 1, 2])
     block = seq.tables[0].blocks[0]
     kv.lease_for_step(0, block, 2)
+    assert kv.num_step_leases == 1
     assert check_writes(kv, seq) == []
     kv.lease_for_step(0, block, 4)
     kv.lease_for_step(0, block, 1)
@@ -146,6 +147,7 @@ def test_a_write_to_a_block_that_the_step_reads_is_named() -> None:
     copy = BlockCopy(src=15, dst=block, num_tokens=1)
     assert check_copies(kv, [copy])[0].startswith("I3: group 0: a copy")
     kv.end_step()
+    assert kv.num_step_leases == 0
     assert check_copies(kv, [copy]) == []
 
 

@@ -221,6 +221,32 @@ def test_what_two_requests_share_counts_once_for_their_tenant() -> None:
     assert ledger == recount(kv)
 
 
+@pytest.mark.parametrize("length", [2, 5, 14])
+@pytest.mark.parametrize("windows", [(None,), (5,)])
+def test_a_shared_tail_counts_as_far_as_it_is_filled(length: int, windows) -> None:
+    kv = manager(windows=windows)
+    seq = kv.new_sequence(ROOT)
+    for at in range(length):
+        extend(kv, seq, [at])
+    kv.fork(seq)
+    first = seq.tables[0].first_block * 4
+    assert kv.sharing(0).total == (-(-(length - first) // 4), length - first)
+    assert take_ledger(kv) == recount(kv)
+
+
+def test_sharing_is_counted_again_only_when_it_has_changed() -> None:
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, [0, 1, 2, 3, 4])
+    alone = kv.sharing(0)
+    extend(kv, seq, [5])
+    assert kv.sharing(0) is alone
+    kv.fork(seq)
+    shared = kv.sharing(0)
+    assert (alone.total.blocks, shared.total.blocks) == (0, 2)
+    assert kv.sharing(0) is shared
+
+
 def test_a_pin_alone_is_nobodys() -> None:
     kv = manager()
     gone = kv.new_sequence(ROOT, account("a", "1"))

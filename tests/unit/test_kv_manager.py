@@ -107,6 +107,21 @@ def test_fork_copies_for_all_but_the_last() -> None:
     assert check_kv(kv) == []
 
 
+def test_what_a_step_copies_is_not_reused_before_it_ends() -> None:
+    kv = manager()
+    parent = kv.new_sequence(ROOT)
+    extend(kv, parent, [0, 1])
+    child, source = kv.fork(parent), parent.tables[0].blocks[0]
+    step = kv.begin()
+    assert step.grow(child, 1)
+    assert [copy.src for copy in step.seal() or []] == [source]
+    kv.release(parent)
+    assert source not in kv.pools[0].free_blocks()
+    assert kv.pools[0].num_draining == 1
+    kv.end_step()
+    assert source in kv.pools[0].free_blocks()
+
+
 def test_a_fork_of_nothing_shares_nothing() -> None:
     kv = manager(block_size=1)
     parent = kv.new_sequence(ROOT)
@@ -115,10 +130,13 @@ def test_a_fork_of_nothing_shares_nothing() -> None:
     assert parent.tables[0].blocks != child.tables[0].blocks
 
 
-def test_a_lease_does_not_force_a_copy() -> None:
+@pytest.mark.parametrize("was_shared", [False, True])
+def test_a_lease_does_not_force_a_copy(was_shared: bool) -> None:
     kv = manager()
     seq = kv.new_sequence(ROOT)
     extend(kv, seq, [0, 1])
+    if was_shared:
+        kv.release(kv.fork(seq))
     lease = kv.lease(seq)
     assert extend(kv, seq, [2]) == []
     kv.release(seq)

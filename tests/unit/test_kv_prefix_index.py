@@ -84,3 +84,15 @@ def test_a_detached_parent_takes_no_children() -> None:
     index.attach_block(node, 0, 0)
     index.forget_block(0, 0)
     assert index.insert(b"a", node, (2,)) is None
+
+
+def test_what_begins_alike_is_told_children_first() -> None:
+    index = PrefixIndex(2, [None])
+    publish(index, b"d", [1, 2, 3, 4, 5, 6], 2, 0)
+    publish(index, b"d", [1, 9, 3, 4], 2, 100)
+    publish(index, b"d", [2, 2], 2, 200)
+    found = index.starting_with(b"d", 1)
+    assert sorted(node.tokens for node in found) == [(1, 2), (1, 9), (3, 4), (3, 4), (5, 6)]
+    assert all(
+        found.index(child) < at for at, n in enumerate(found) for child in n.children.values()
+    )

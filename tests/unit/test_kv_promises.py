@@ -51,10 +51,32 @@ def test_promises_of_branches() -> None:
 def test_a_windowed_group_promises_no_more_than_its_span() -> None:
     kv = manager(windows=(None, 5))
     assert kv.promises.demand(400, 0, 0) == [100, 4]
+    assert kv.promises.demand(400, 2, 6) == [100 + 2 * 99, 4 + 2 * 4], "a branch has its own window"
+    assert kv.promises.demand(8, 2, 8) == [2, 2 + 2 * 2]
 
 
-def test_only_as_many_promises_are_shed_as_needed() -> None:
-    kv = manager(num_blocks=8)
+@pytest.mark.parametrize("block_size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("window", [1, 2, 5, 6, 9])
+def test_the_promise_of_a_windowed_group_is_at_most_one_block_too_many(
+    block_size: int, window: int
+) -> None:
+    """Over every place that a chunk of 8, the longest of ``manager``, may begin at."""
+    most = 0
+    for start in range(window + block_size):
+        kv = manager(block_size=block_size, num_blocks=64, windows=(window,))
+        seq = kv.new_sequence(ROOT)
+        for at in range(start):
+            extend(kv, seq, [at])
+        step = kv.begin()
+        assert step.grow(seq, 8)
+        assert step.seal() == []
+        most = max(most, len(seq.tables[0].blocks))
+    assert most <= kv.promises.demand(400, 0, 0)[0] <= most + 1
+
+
+@pytest.mark.parametrize("num_blocks", [6, 8])
+def test_only_as_many_promises_are_shed_as_needed(num_blocks: int) -> None:
+    kv = manager(num_blocks=num_blocks)
     old, young, grower = (kv.new_sequence(ROOT) for _ in range(3))
     kv.promise(old, 12, branches=1, fork_at=0)
     kv.promise(young, 12, branches=1, fork_at=0)
@@ -104,3 +126,15 @@ def test_what_a_reader_keeps_behind_a_window_is_promised_to_nobody() -> None:
     assert seq.tables[0].first_block == 1
     assert (kv.pools[0].num_draining, kv.promises.num_shed) == (1, 1)
     kv.end_lease(lease)
+
+
+def test_a_branch_whose_tail_became_its_own_is_owed_no_copy() -> None:
+    kv = manager()
+    parent = kv.new_sequence(ROOT)
+    extend(kv, parent, [0, 1])
+    kv.promise(parent, 8, branches=2, fork_at=2)
+    child = kv.fork(parent)
+    kv.release(parent)
+    assert (child.cow_due, child.promised) == (True, [2])
+    assert extend(kv, child, [2]) == []
+    assert (child.cow_due, child.promised) == (False, [1])

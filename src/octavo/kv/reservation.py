@@ -134,8 +134,8 @@ class StepReservation:
         for group, free in enumerate(slack):
             first = end_block - seq.tables[group].end_block
             owns.append(min(extra, max(0, seq.promised[group] - seq.cow_due - first)))
-            have = self._kv.pools[group].num_available - self._need[group]
-            if extra - owns[group] > free or extra > have:
+            # ``free`` is what is left beside all promises, so what it owns is there.
+            if extra - owns[group] > free:
                 num_tokens, extra = end_block * size - end, 0
                 break
         if extra:
