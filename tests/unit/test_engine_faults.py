@@ -10,6 +10,7 @@ from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core import Abort, FinishReason, RowResult, SamplingParams, StepResult, Submit
 from octavo.engine import EngineCore
 from octavo.testing import EngineDriver, FakeRunner, make_info, make_request
+from octavo.testing.fake_runner import in_rows
 
 PROMPT = list(range(20, 57))
 
@@ -186,7 +187,7 @@ class LyingRunner(FakeRunner):
     lie: str = ""
 
     def execute(self, plan):
-        result = super().execute(plan)
+        result = in_rows(plan, super().execute(plan))
         rows = {
             "no rows": (),
             "two samples": tuple(replace(row, token_ids=(1, 2)) for row in result.rows),
@@ -195,12 +196,23 @@ class LyingRunner(FakeRunner):
             "wrong row": tuple(RowResult(row=row.row + 7, token_ids=(1,)) for row in result.rows),
         }.get(LyingRunner.lie, result.rows)
         step_id = 99 if LyingRunner.lie == "wrong step" else result.step_id
-        return StepResult(step_id=step_id, rows=rows, progress=1)
+        bare = {
+            "bare alien": (10**6,) * len(result.rows),
+            "bare tokens too many": (1,) * (len(result.rows) + 1),
+            "rows and bare tokens": (1,) * len(result.rows),
+        }.get(LyingRunner.lie, ())
+        if LyingRunner.lie.startswith("bare"):
+            rows = ()
+        return StepResult(step_id=step_id, rows=rows, token_ids=bare, progress=1)
 
 
 @pytest.mark.parametrize(
-    "lie", ["no rows", "two samples", "no samples", "alien token", "wrong row", "wrong step"]
-)
+    "lie",
+    [
+        "no rows", "two samples", "no samples", "alien token", "wrong row", "wrong step",
+        "bare alien", "bare tokens too many", "rows and bare tokens",
+    ],
+)  # fmt: skip
 def test_a_wrong_result_is_a_fault(lie: str) -> None:
     driver = EngineDriver()
     LyingRunner.lie = lie
@@ -210,6 +222,16 @@ def test_a_wrong_result_is_a_fault(lie: str) -> None:
     driver.step()
     assert driver.entries["r"].ended == {0: FinishReason.ERROR}
     assert driver.core.kv.pools[0].num_free == 64
+
+
+def test_a_bare_token_for_a_row_that_asks_for_more_is_a_fault() -> None:
+    driver = EngineDriver()
+    execute = lambda self, plan: StepResult(step_id=plan.step_id, token_ids=(1,))  # noqa: E731
+    driver.core._runner = type("Terse", (), {"execute": execute})()
+    driver.submit(make_request("r", PROMPT, sampling=SamplingParams(max_tokens=8, seed=1, n=2)))
+    driver.step()
+    assert driver.entries["r"].ended == {0: FinishReason.ERROR, 1: FinishReason.ERROR}
+    assert "bare tokens" in str(driver.core.last_fault)
 
 
 def test_an_interrupt_leaves_a_consistent_engine() -> None:
@@ -316,7 +338,7 @@ class SpeechlessRunner(FakeRunner):
     """Can sample no token for prompts that begin with 7."""
 
     def execute(self, plan):
-        result = super().execute(plan)
+        result = in_rows(plan, super().execute(plan))
         mute = {i for i, row in enumerate(plan.rows) if row.start == 0 and row.token_ids[0] == 7}
         rows = [
             replace(row, failed=True, token_ids=(-1,) * len(row.token_ids))

@@ -1,7 +1,7 @@
 """The only thing that control plane and data plane share: one step's plan and its result.
 
     StepPlan                                   StepResult
-    ├── generation   (full-resync counter)     ├── rows: RowResult per sampling row
+    ├── generation   (full-resync counter)     ├── rows: RowResult per sampling row, or token_ids
     ├── new_slots    SlotState …               │     samples, logprobs, num_verified, proposals
     ├── freed_slots                            └── progress
     ├── copies       BlockCopy …   (applied first, never chained)
@@ -176,8 +176,13 @@ class RowResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """The answer to a plan. ``progress`` is the runner's monotonic work counter (P6)."""
+    """The answer to a plan. ``progress`` is the runner's monotonic work counter (P6).
+
+    Where every row that answers drew one token and has no more to tell, these are ``token_ids``, in
+    the order of their rows, and ``rows`` is empty: what a step of nothing but decodes comes to.
+    """
 
     step_id: int
     rows: tuple[RowResult, ...] = ()
+    token_ids: tuple[int, ...] = ()
     progress: int = 0

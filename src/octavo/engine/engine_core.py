@@ -131,7 +131,7 @@ class EngineCore:
         self.counters.steps += 1
         self.counters.computed_tokens += step.plan.num_tokens
         self.counters.mixed_steps += 0 < counts.count(1) < len(counts)
-        outputs = self._committer.accept(step, result.rows)
+        outputs = self._committer.accept(step, result)
         self.counters.generation_tokens += sum([len(output.token_ids) for output in outputs])
         self._outbox += outputs
         for output in outputs:

@@ -19,13 +19,14 @@ def validate_result(step: ScheduledStep, result: StepResult, vocab_size: int) ->
     Raises:
         EngineError: the runner answered something else than was asked.
     """
-    rows = step.plan.rows
-    sampling = [index for index, row in enumerate(rows) if row.answers]
-    if result.step_id != step.plan.step_id or len(result.rows) != len(sampling):
+    drawn = list(result.token_ids)
+    if drawn and (result.rows or not step.is_plain):
+        raise EngineError("the runner returned bare tokens for rows that ask for more")
+    num_answers = len(drawn) + len(result.rows)
+    if result.step_id != step.plan.step_id or num_answers != len(step.answering):
         raise EngineError("the runner answered another step than the one it was given")
-    drawn: list[int] = []
-    for index, row in zip(sampling, result.rows, strict=True):
-        asked = rows[index]
+    for index, row in zip(step.answering, result.rows, strict=False):
+        asked = step.plan.rows[index]
         if row.row != index or len(row.token_ids) != asked.num_samples + row.num_verified:
             raise EngineError("the runner returned a wrong number of samples for a row")
         if len(row.scores) != asked.num_scored:
@@ -67,12 +68,22 @@ class TokenCommitter:
             if seq.kv is not None and not row.num_drafts and not row.num_proposals:
                 commit(seq.kv, seq.token_ids, count)
 
-    def accept(self, step: ScheduledStep, rows: Iterable[RowResult]) -> list[BranchOutput]:
+    def accept(self, step: ScheduledStep, result: StepResult) -> list[BranchOutput]:
         """Append every row's samples; one output per branch that got a token.
 
         A beam search answers when it is over, a whole sequence per output. A sequence that was
         dropped meanwhile gets none.
         """
+        if result.token_ids:
+            outputs = _append_each(step, result.token_ids)
+        else:
+            outputs = self._accept_rows(step, result.rows)
+        searching = [seq.state for seq, _ in step.rows if seq.state.beam is not None]
+        for state in dict.fromkeys(searching):
+            outputs += self.beams.settle(state)
+        return outputs
+
+    def _accept_rows(self, step: ScheduledStep, rows: Iterable[RowResult]) -> list[BranchOutput]:
         outputs: list[BranchOutput] = []
         num_drafts: dict[Sequence, int] = {}
         if step.paths:
@@ -100,9 +111,6 @@ class TokenCommitter:
                     output.num_accepted = min(row.num_verified, len(output.token_ids))
                     self._keep_drafts(seq, output, row.proposals)
                     self.drafts.count(output.num_drafts, output.num_accepted, depth=depth)
-        searching = [seq.state for seq, _ in step.rows if seq.state.beam is not None]
-        for state in dict.fromkeys(searching):
-            outputs += self.beams.settle(state)
         return outputs
 
     def _keep_best_paths(
@@ -159,6 +167,19 @@ class TokenCommitter:
         self._scheduler.add_fork(parent, children)
         self.num_forks += len(children)
         return [parent, *children]
+
+
+def _append_each(step: ScheduledStep, token_ids: tuple[int, ...]) -> list[BranchOutput]:
+    """One token for each row that answers."""
+    # Hot: once per row and step.
+    outputs, rows = [], step.rows
+    for index, drawn in zip(step.answering, zip(token_ids), strict=True):
+        seq = rows[index][0]
+        if seq.kv is not None:
+            output = _append(seq, drawn, ())
+            _give_scores(seq.state, output)
+            outputs.append(output)
+    return outputs
 
 
 def _sampled(step: ScheduledStep, rows: Iterable[RowResult]) -> Iterator[RowResult]:

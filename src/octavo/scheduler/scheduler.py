@@ -37,11 +37,15 @@ from octavo.scheduler.speculation import Speculation
 class ScheduledStep:
     """A plan, and the sequence and number of tokens behind each of its rows, drafts not counted.
 
-    ``paths`` are those of the sequences that were forked for this step and end with it.
+    ``answering`` are the rows that sample or score; ``is_plain`` says that each of them draws one
+    token, without drafts, for one branch that is no beam. ``paths`` are those of the sequences that
+    were forked for this step and end with it.
     """
 
     plan: StepPlan
     rows: list[tuple[Sequence, int]]
+    answering: list[int]
+    is_plain: bool
     paths: list[Sequence] = field(default_factory=list)
 
 
@@ -418,8 +422,8 @@ class Scheduler:
         service: dict[str, int] = {}
         all_drafts = draft.drafts
         # Hot: once per row and step.
-        for seq, count in draft.rows:
-            kv, tokens = seq.kv, seq.token_ids
+        for index, (seq, count) in enumerate(draft.rows):
+            kv, tokens, state = seq.kv, seq.token_ids, seq.state
             assert kv is not None, "I7: a running sequence has KV"
             if seq.slot < 0:
                 self._slots.take(seq)
@@ -428,20 +432,20 @@ class Scheduler:
             end = start + count
             drafts = all_drafts.get(seq, ()) if all_drafts else ()
             num_samples = seq.num_samples if end == len(tokens) else 0
+            if seq.grammar is not None and end == len(tokens):
+                masks += grammar_masks(seq.grammar, drafts, row=index, offset=count - 1)
             if start < seq.num_lost:
                 self.counters.recomputed_tokens += min(end, seq.num_lost) - start
-            tenant = seq.state.account.tenant
+            tenant = state.request.tenant
             served = (num_samples + len(drafts)) * HELD_STEPS + end
             service[tenant] = service.get(tenant, 0) + served
-            if seq.grammar is not None and end == len(tokens):
-                masks += grammar_masks(seq.grammar, drafts, row=len(row_plans), offset=count - 1)
             fresh = (tokens[start],) if count == 1 else tuple(tokens[start:end])
             row = RowPlan(seq.slot, start, fresh, (), num_samples)
             for table in kv.tables:
                 if table.num_synced != len(table.blocks):
                     row.tables = self._table_updates(kv)
                     break
-            if seq.state.scores is not None:
+            if state.scores is not None:
                 row.num_scored = seq.num_scored(start, end)
             if drafts:
                 self.speculation.put(row, drafts)
@@ -456,7 +460,16 @@ class Scheduler:
             copies=tuple(copies),
             grammar_masks=tuple(masks),
         )
-        return ScheduledStep(plan, draft.rows, draft.paths)
+        answering = [i for i, row in enumerate(row_plans) if row.num_samples or row.num_scored]
+        plain = [
+            i
+            for i in answering
+            if row_plans[i].num_samples == 1
+            and not row_plans[i].num_scored
+            and draft.rows[i][0].state.beam is None
+        ]
+        is_plain = not all_drafts and len(plain) == len(answering)
+        return ScheduledStep(plan, draft.rows, answering, is_plain, draft.paths)
 
     def _table_updates(self, kv: SequenceKV) -> tuple[TableUpdate, ...]:
         return tuple(

@@ -57,15 +57,16 @@ def _make(key: list[RowKey], table: SlotTable, allowed: NDArray[np.uint32]) -> R
     columns["branch"] = table.branch[sampled] + offset
     columns["token_index"] = starts[row + 1] - 1 - behind
     mask_index = np.full(len(picks), len(allowed) - 1, np.int32)
+    want_hidden = not table.hidden.keys().isdisjoint(names)
     answering = [index for index, row_key in enumerate(key) if row_key[2] or row_key[4]]
-    wants_logprobs = bool((columns["num_logprobs"] >= 0).any())
+    wants_more = bool((columns["num_logprobs"] >= 0).any()) or want_hidden
     return RowLayout(
         key=key,
         picks=list(zip(row.tolist(), (lengths[row] - behind).tolist(), strict=True)),
         slot_names=names,
         scored=np.flatnonzero(is_scored).tolist(),
         answering=answering,
-        is_plain=len(picks) == len(answering) and not wants_logprobs,
+        is_plain=len(picks) == len(answering) and not wants_more,
         batch=StepBatch(
             token_ids=np.zeros(int(starts[-1]), np.int32),
             query_start_loc=starts,
@@ -75,7 +76,7 @@ def _make(key: list[RowKey], table: SlotTable, allowed: NDArray[np.uint32]) -> R
             first_position=tuple(first[slots] for first in table.first_position),
             copies=NO_COPIES,
             sample=_samples(columns, names, table, mask_index=mask_index, masks=allowed),
-            want_hidden=not table.hidden.keys().isdisjoint(names),
+            want_hidden=want_hidden,
         ),
         mask_index=mask_index,
         num_moves=table.num_moves,

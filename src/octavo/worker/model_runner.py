@@ -91,7 +91,12 @@ class ModelRunner:
         output = self._executor.forward(batch)
         self.last_output = output
         assert self._slots.layout is not None, "a batch has a layout"
-        rows = _row_results(plan, self._slots.layout, output)
+        layout = self._slots.layout
+        tokens: list[int] = output.token_ids.tolist()
+        progress = self._executor.progress
+        if layout.is_plain and self._drafter is None and min(tokens, default=-1) >= 0:
+            return StepResult(step_id=plan.step_id, token_ids=tuple(tokens), progress=progress)
+        rows = _row_results(plan, layout, output)
         if self._slots.num_candidates:
             self._add_candidates(plan, rows)
         if output.hidden is not None:
@@ -103,7 +108,7 @@ class ModelRunner:
         return StepResult(
             step_id=plan.step_id,
             rows=rows,
-            progress=self._executor.progress,
+            progress=progress,
         )
 
     def _add_candidates(self, plan: StepPlan, rows: tuple[RowResult, ...]) -> None:
@@ -145,10 +150,7 @@ class ModelRunner:
 
 def _row_results(plan: StepPlan, layout: RowLayout, output: StepOutput) -> tuple[RowResult, ...]:
     """What the samples mean to the rows."""
-    # Hot: once per row and step. Most steps draw one token per row and report no logprobs.
     tokens: list[int] = output.token_ids.tolist()
-    if layout.is_plain and min(tokens, default=0) >= 0:
-        return tuple(map(RowResult, layout.answering, zip(tokens)))
     wanted: list[int] = layout.batch.sample.num_logprobs.tolist()
     results = []
     at = 0

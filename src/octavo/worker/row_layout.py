@@ -23,9 +23,9 @@ class RowLayout:
     ``key`` is per row (slot, tokens, samples, drafts, scored). Of the samples [S]: ``picks`` (row,
     how far behind its row's start it samples), ``slot_names``, and ``scored``, those that score a
     token of the prompt. ``answering`` are the rows that sample or score; where each draws one token
-    without logprobs, ``is_plain``. In ``batch`` everything is set that follows from who runs;
-    ``mask_index`` is its own as long as no grammar binds a row, and its first positions are those
-    after ``num_moves`` moves of a window.
+    and nothing else is asked of it, ``is_plain``. In ``batch`` everything is set that follows from
+    who runs; ``mask_index`` is its own as long as no grammar binds a row, its first positions are
+    those after ``num_moves`` moves of a window.
     """
 
     key: list[RowKey]
