@@ -291,7 +291,7 @@ class AuditedRunner(FakeRunner):
     core: EngineCore
 
     def execute(self, plan):
-        ledger = self.core.step_ledger
+        ledger = take_ledger(self.core.kv)
         assert ledger == recount(self.core.kv)
         assert not ledger.violations()
         for name, count in ledger.as_dict().items():

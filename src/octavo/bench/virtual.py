@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -24,7 +24,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import RowResult, StepPlan, StepResult
 from octavo.engine import EngineCore
 from octavo.errors import ConfigError
-from octavo.kv import Ledger
+from octavo.kv import Ledger, take_ledger
 
 VOCAB_SIZE = 1 << 20
 BLOCK_SIZE = 16
@@ -83,7 +83,8 @@ class KVUsage:
 class LengthRunner:
     """A ``Runner`` whose answers are numbers of no meaning: only their count matters."""
 
-    def __init__(self, info: RunnerInfo) -> None:
+    def __init__(self, info: RunnerInfo, look: Callable[[], None]) -> None:
+        self._look = look
         self._info = info
         # Slot → how many candidates its beam asks for.
         self._num_candidates: dict[int, int] = {}
@@ -95,6 +96,7 @@ class LengthRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """A token for each sample; another one in each step and row."""
+        self._look()
         for state in plan.new_slots:
             self._num_candidates[state.slot] = state.num_candidates
         rows = tuple(
@@ -172,7 +174,7 @@ class VirtualEngine:
             groups=(KVGroupSpec(block_bytes=setup.block_size),),
         )
         self.engine = EngineCore(
-            LengthRunner(info),
+            LengthRunner(info, self._look),
             SchedulerConfig(
                 max_num_seqs=setup.max_num_seqs,
                 max_num_batched_tokens=setup.token_budget,
@@ -188,6 +190,11 @@ class VirtualEngine:
         self._arrived: dict[str, float] = {}
         self._stamps: dict[str, list[float]] = {}
         self._open: dict[str, int] = {}
+        # As the step in flight, or else the last one, holds the pool.
+        self._ledger = Ledger()
+
+    def _look(self) -> None:
+        self._ledger = take_ledger(self.engine.kv)
 
     def run(self, requests: Sequence[PlannedRequest]) -> Replay:
         """All of them to their end.
@@ -208,7 +215,7 @@ class VirtualEngine:
             self._now += seconds
             # A refusal is forgotten when somebody ends, so it counts if it stood before or after.
             is_short = refused > 0 or self._shortages() != (refused, preempted)
-            self._measure(engine.step_ledger, seconds, is_short=is_short)
+            self._measure(self._ledger, seconds, is_short=is_short)
             for output in outputs:
                 self._take(output)
         self.replay.counters = engine.stats().counters

@@ -37,10 +37,12 @@ class Heartbeat:
         self._thread.join()
 
     def __enter__(self) -> None:
-        """A step begins: hand the socket over until it ends."""
-        with self._lock:
-            self._num_steps += 1
-            self._in_step = True
+        """A step begins: hand the socket over until it ends.
+
+        No lock: the beat's thread does not touch the socket before it sees both, in this order.
+        """
+        self._num_steps += 1
+        self._in_step = True
         if not self._awake.is_set():
             self._awake.set()
 

@@ -11,6 +11,10 @@ from octavo.cluster.wire import MAX_FRAME_BYTES
 
 SEND_QUEUE_FRAMES = 16384
 SOCKET_NAME = "engine.sock"
+# Plain integers: the library's own enumerations cost more than the calls.
+_EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
+_LAST = int(zmq.NOBLOCK)
+_MORE = int(zmq.SNDMORE) | _LAST
 
 
 def engine_address(runtime_dir: Path) -> str:
@@ -55,7 +59,7 @@ class RouterTransport:
             return []
         frames: list[tuple[bytes, bytes]] = []
         # Asked first, since an exception for every turn without a frame would cost more.
-        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        while int(self._socket.getsockopt(_EVENTS)) & _READABLE:
             parts = self._socket.recv_multipart(zmq.NOBLOCK)
             # A well-behaved peer sends one part; anything else decodes as malformed.
             frames.append((parts[0], parts[1] if len(parts) == 2 else b""))
@@ -64,7 +68,8 @@ class RouterTransport:
     def send(self, peer: bytes, frame: bytes) -> bool:
         """See ``EngineTransport.send``."""
         try:
-            self._socket.send_multipart([peer, frame], zmq.NOBLOCK)
+            self._socket.send(peer, _MORE)
+            self._socket.send(frame, _LAST)
         except zmq.ZMQError:
             return False
         return True

@@ -54,8 +54,6 @@ class EngineCore:
         self.progress = 0
         self.last_fault: BaseException | None = None
         self.violations: list[str] = []
-        # As the step in flight, or else the last one, holds the pool.
-        self.step_ledger = Ledger()
         self._runner = runner
         self._info = runner.info
         self._config = scheduler_config
@@ -73,6 +71,7 @@ class EngineCore:
         self._committer = TokenCommitter(self.kv, self.scheduler)
         self._outbox: list[BranchOutput] = []
         self._step_id = 0
+        self._num_counted_changes = -1
 
     # -- the step ----------------------------------------------------------------------------
 
@@ -101,10 +100,9 @@ class EngineCore:
     def _execute(self, step: ScheduledStep) -> StepResult | None:
         """Run the plan; None when the runner failed and the step's requests were dropped."""
         self._step_id = step.plan.step_id
-        self.step_ledger = take_ledger(self.kv)
-        self._report(self.step_ledger.violations())
         if self._is_check_due():
             self._report(check_step(self.kv, step))
+        self._check_ledger()
         try:
             result = self._runner.execute(step.plan)
             validate_result(step, result, self._info.vocab_size)
@@ -115,6 +113,17 @@ class EngineCore:
             raise
         self.progress = result.progress
         return result
+
+    def _check_ledger(self) -> None:
+        """I10, at every step before which a block changed hands, and whenever a check is due.
+
+        Tokens written to a block that was there before move bytes between the terms of one owner
+        and leave the sum alone.
+        """
+        num_changes = self.kv.num_changes
+        if num_changes != self._num_counted_changes or self._is_check_due():
+            self._num_counted_changes = num_changes
+            self._report(take_ledger(self.kv).violations())
 
     def _commit(self, step: ScheduledStep, result: StepResult) -> None:
         """Count computed tokens, append samples, end what ended.

@@ -30,6 +30,7 @@ class BlockPool:
     """Fixed number of blocks with owners. Out of blocks is an answer (None), not an error.
 
     ``on_evict(block)`` is called before a cached block is reused, so that the index forgets it.
+    ``num_changes`` grows with everything that changes a block's state or owners.
     """
 
     def __init__(self, num_blocks: int, on_evict: Callable[[int], None]) -> None:
@@ -41,6 +42,7 @@ class BlockPool:
         # began or ceased to hold such a block.
         self.shared = bytearray(num_blocks)
         self.num_sharing_changes = 0
+        self.num_changes = 0
         self.num_draining = 0
         self.num_evicted = 0
         self._on_evict = on_evict
@@ -114,6 +116,7 @@ class BlockPool:
                 self.evict_one(tenant)
         kind, held = self._owners[owner]
         assert kind is not OwnerKind.LEASE, "I2: a lease never owns"
+        self.num_changes += 1
         blocks = [free.pop() for _ in range(count)]
         for block in blocks:
             assert refs[block] == 0, "I1: a free block had an owner"
@@ -123,6 +126,7 @@ class BlockPool:
 
     def share(self, owner: int, blocks: Iterable[int]) -> None:
         """``owner`` holds ``blocks`` too. They must be held or cached, never free."""
+        self.num_changes += 1
         kind, held = self._owners[owner]
         for block in blocks:
             if block in held:
@@ -146,6 +150,7 @@ class BlockPool:
         """``owner`` lets go of ``blocks``; those it does not hold are left alone (idempotent)."""
         if owner not in self._owners:
             return
+        self.num_changes += 1
         kind, held = self._owners[owner]
         refs, leases = self.refs, self.leases
         for block in blocks:
@@ -176,11 +181,13 @@ class BlockPool:
         It is held, so its content is complete.
         """
         assert self.refs[block] > 0, "I5: indexing a block that nobody holds"
+        self.num_changes += 1
         self._indexed[block] = 1
         self._tenants[block] = tenant
 
     def unmark_indexed(self, block: int) -> None:
         """The prefix index forgot ``block``; a cached one becomes free."""
+        self.num_changes += 1
         self._indexed[block] = 0
         if block in self._cached:
             self._cached.remove(block)

@@ -108,6 +108,11 @@ class KVState:
         self.index.forget_block(group, block)
         self.pools[group].unmark_indexed(block)
 
+    @property
+    def num_changes(self) -> int:
+        """Grows whenever a block changes hands: until then a ledger that sums goes on to."""
+        return sum([pool.num_changes for pool in self.pools])
+
     def sharing(self, group: int) -> Sharing:
         """What the group's tables share now, counted again only if that has changed."""
         known, pool = self._sharings[group], self.pools[group]
