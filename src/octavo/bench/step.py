@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import zmq
@@ -65,8 +66,7 @@ class StepWorkload:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardMark:
+class ForwardMark(NamedTuple):
     """One forward: entry and return on the performance counter, its rows and tokens."""
 
     entered_s: float

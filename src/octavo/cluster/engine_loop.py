@@ -10,7 +10,7 @@ a few times a second while it owns something; one that falls silent loses its re
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -295,11 +295,11 @@ class EngineLoop:
         self._send(peer_id, Outputs(engine_epoch=self._welcome.engine_epoch, outputs=[output]))
 
     def _emit(self, outputs: Sequence[BranchOutput]) -> None:
-        by_peer: dict[bytes, list[BranchOutput]] = {}
+        by_peer: dict[bytes, list[BranchOutput]] = defaultdict(list)
         for output in outputs:
             owned = self._owned.get(output.request_id)
             if owned is not None and owned.epoch == output.epoch:
-                by_peer.setdefault(owned.peer_id, []).append(output)
+                by_peer[owned.peer_id].append(output)
                 if output.finish_reason is not None:
                     self._note_finish(owned, output)
         for peer_id, mine in by_peer.items():

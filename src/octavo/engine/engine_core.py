@@ -136,10 +136,12 @@ class EngineCore:
         for state in dict.fromkeys(failed):
             self._drop_failed(state)
         self._committer.commit_kv(step)
-        counts = [count for _, count in step.rows]
+        num_tokens = step.plan.num_tokens
         self.counters.steps += 1
-        self.counters.computed_tokens += step.plan.num_tokens
-        self.counters.mixed_steps += 0 < counts.count(1) < len(counts)
+        self.counters.computed_tokens += num_tokens
+        if num_tokens > len(step.rows):
+            counts = [count for _, count in step.rows]
+            self.counters.mixed_steps += 0 < counts.count(1) < len(counts)
         outputs = self._committer.accept(step, result)
         self.counters.generation_tokens += sum([len(output.token_ids) for output in outputs])
         self._outbox += outputs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 ACCEPTED_AT = "draft_tokens_accepted_at_"
 
@@ -29,7 +29,7 @@ class EngineCounters:
 
     def as_dict(self) -> dict[str, int]:
         """By name."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(slots=True)

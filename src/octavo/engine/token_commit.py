@@ -64,6 +64,11 @@ class TokenCommitter:
         Rows with drafts follow in ``accept``, where it turns out how many of them stay.
         """
         commit = self._kv.commit
+        if step.is_plain:
+            for seq, count in step.rows:
+                if seq.kv is not None:
+                    commit(seq.kv, seq.token_ids, count)
+            return
         for (seq, count), row in zip(step.rows, step.plan.rows, strict=True):
             if seq.kv is not None and not row.num_drafts and not row.num_proposals:
                 commit(seq.kv, seq.token_ids, count)
@@ -171,14 +176,36 @@ class TokenCommitter:
 
 def _append_each(step: ScheduledStep, token_ids: tuple[int, ...]) -> list[BranchOutput]:
     """One token for each row that answers."""
-    # Hot: once per row and step.
+    # Hot: once per row and step. What may end a branch, or has more to tell, goes the long way.
     outputs, rows = [], step.rows
-    for index, drawn in zip(step.answering, zip(token_ids), strict=True):
+    for index, token_id in zip(step.answering, token_ids, strict=True):
         seq = rows[index][0]
-        if seq.kv is not None:
-            output = _append(seq, drawn, ())
-            _give_scores(seq.state, output)
-            outputs.append(output)
+        if seq.kv is None:
+            continue
+        state, tokens = seq.state, seq.token_ids
+        position = len(tokens) - seq.num_prompt
+        if (
+            token_id in state.stop_ids
+            or position + 1 >= seq.max_output
+            or seq.grammar is not None
+            or state.scores is not None
+        ):
+            output = _append(seq, (token_id,), ())
+            _give_scores(state, output)
+        else:
+            tokens.append(token_id)
+            output = BranchOutput(
+                state.request.request_id,
+                seq.branch,
+                state.epoch,
+                position,
+                (token_id,),
+                (),
+                None,
+                None,
+                state.num_cached_tokens,
+            )
+        outputs.append(output)
     return outputs
 
 

@@ -17,6 +17,7 @@ compute something new are fewer than the tokens that one sequence can have.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from operator import ge, le
 
@@ -419,7 +420,7 @@ class Scheduler:
         new_slots: list[SlotState] = []
         row_plans: list[RowPlan] = []
         masks: list[GrammarMask] = []
-        service: dict[str, int] = {}
+        service: dict[str, int] = defaultdict(int)
         all_drafts = draft.drafts
         # Hot: once per row and step.
         for index, (seq, count) in enumerate(draft.rows):
@@ -436,9 +437,7 @@ class Scheduler:
                 masks += grammar_masks(seq.grammar, drafts, row=index, offset=count - 1)
             if start < seq.num_lost:
                 self.counters.recomputed_tokens += min(end, seq.num_lost) - start
-            tenant = state.request.tenant
-            served = (num_samples + len(drafts)) * HELD_STEPS + end
-            service[tenant] = service.get(tenant, 0) + served
+            service[state.request.tenant] += (num_samples + len(drafts)) * HELD_STEPS + end
             fresh = (tokens[start],) if count == 1 else tuple(tokens[start:end])
             row = RowPlan(seq.slot, start, fresh, (), num_samples)
             for table in kv.tables:
