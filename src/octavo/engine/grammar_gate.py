@@ -56,7 +56,7 @@ class GrammarGate:
     @property
     def num_held(self) -> int:
         """Requests that wait for a grammar (0 when idle)."""
-        return sum(map(len, self._held.values()))
+        return sum(map(len, self._held.values())) if self._held else 0
 
     def tenants(self) -> list[str]:
         """Whose requests wait for a grammar, one entry each."""

@@ -209,7 +209,8 @@ def _logprobs(output: StepOutput, samples: range, count: int) -> tuple[TokenLogp
 def _refuse_unsupported(plan: StepPlan, *, can_draft: bool) -> None:
     if plan.swaps:
         raise EngineError("this runner has no host tier; the plan asks for swap moves")
-    if any(row.source_row >= 0 for row in plan.rows):
+    unusual = [row for row in plan.rows if row.source_row >= 0 or row.num_proposals]
+    if any(row.source_row >= 0 for row in unusual):
         raise EngineError("this runner pipelines no steps")
-    if not can_draft and any(row.num_proposals for row in plan.rows):
+    if unusual and not can_draft:
         raise EngineError("this runner has no model that drafts")

@@ -48,14 +48,13 @@ class NativeExecutor:
 
     def forward(self, batch: StepBatch) -> StepOutput:
         """One step: copies, program, sampling. The GIL is released meanwhile."""
-        num_samples = len(batch.sample.token_index)
-        wanted = batch.sample.num_logprobs
-        width = max(int(wanted.max()), 0) if num_samples else 0
+        wanted: list[int] = batch.sample.num_logprobs.tolist()
+        num_samples, width = len(wanted), max(0, max(wanted, default=0))
         output = StepOutput(
             token_ids=np.empty(num_samples, np.int32),
-            logprobs=np.zeros(num_samples, np.float32),
-            top_ids=np.full((num_samples, width), -1, np.int32),
-            top_logprobs=np.full((num_samples, width), -np.inf, np.float32),
+            logprobs=np.empty(num_samples, np.float32),
+            top_ids=np.empty((num_samples, width), np.int32),
+            top_logprobs=np.empty((num_samples, width), np.float32),
             logits=np.empty((num_samples, self._vocab_size), np.float32)
             if batch.want_logits
             else None,
@@ -63,6 +62,9 @@ class NativeExecutor:
             if batch.want_hidden
             else None,
         )
+        if width:
+            output.top_ids.fill(-1)
+            output.top_logprobs.fill(-np.inf)
         self._loaded().forward(
             batch,
             output.token_ids,
