@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core import BranchOutput, SamplingParams
-from octavo.core.request import TokenLogprobs
+from octavo.core.request import Submit, TokenLogprobs
+from octavo.engine import EngineCore
 from octavo.kv import check_fits
 from octavo.kv.block_pool import OwnerKind
 from octavo.scheduler import Status
-from octavo.testing import EngineDriver, SimulationError, make_info, make_request
+from octavo.testing import EngineDriver, FakeRunner, SimulationError, make_info, make_request
 
 
 def driver() -> EngineDriver:
@@ -219,3 +221,20 @@ def test_scores_that_nobody_asked_for_are_not_kept() -> None:
     state = driver().core.requests.states["a"]
     state.take_scores(0, (TokenLogprobs(1, -1.0),))
     assert state.scores is None
+
+
+def test_in_production_the_ledger_is_held_before_a_step_with_other_blocks() -> None:
+    """A block is hidden between two steps; the next step that takes one finds out, none before."""
+    runner = FakeRunner(make_info(block_size=4))
+    core = EngineCore(runner, SchedulerConfig(check_every_n_steps=0), CacheConfig(), epoch=1)
+    sampling = SamplingParams(max_tokens=12, seed=1, ignore_eos=True)
+    core.handle(Submit(request=make_request("r", (1, 2, 3, 4, 5), sampling=sampling)), 0.0)
+    core.step(0.0)
+    core.step(0.0)
+    core.kv.pools[0]._free.pop(0)
+    (seq,) = core.kv.sequences
+    while seq.num_computed % 4:
+        core.step(0.0)
+        assert core.violations == []
+    core.step(0.0)
+    assert any(text.startswith("I10") for text in core.violations)

@@ -176,3 +176,21 @@ def test_sharing_a_free_block_is_our_bug() -> None:
     pool = Pool(1)
     with pytest.raises(AssertionError, match="I1"):
         pool.share(pool.open(OwnerKind.TABLE), (0,))
+
+
+def test_whatever_changes_hands_is_counted() -> None:
+    pool = Pool(2)
+    a, b = pool.open(OwnerKind.TABLE), pool.open(OwnerKind.LEASE)
+    (block,) = pool.allocate(a, 1) or []
+    for change in (
+        lambda: pool.allocate(a, 1),
+        lambda: pool.share(b, (block,)),
+        lambda: pool.mark_indexed(block),
+        lambda: pool.release(b, (block,)),
+        lambda: pool.close(a),
+        pool.evict_one,
+    ):
+        before = pool.num_changes
+        change()
+        assert pool.num_changes > before
+    assert pool.num_free == 2
