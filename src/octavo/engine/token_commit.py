@@ -64,11 +64,6 @@ class TokenCommitter:
         Rows with drafts follow in ``accept``, where it turns out how many of them stay.
         """
         commit = self._kv.commit
-        if step.is_plain:
-            for seq, count in step.rows:
-                if seq.kv is not None:
-                    commit(seq.kv, seq.token_ids, count)
-            return
         for (seq, count), row in zip(step.rows, step.plan.rows, strict=True):
             if seq.kv is not None and not row.num_drafts and not row.num_proposals:
                 commit(seq.kv, seq.token_ids, count)
@@ -182,29 +177,17 @@ def _append_each(step: ScheduledStep, token_ids: tuple[int, ...]) -> list[Branch
         seq = rows[index][0]
         if seq.kv is None:
             continue
-        state, tokens = seq.state, seq.token_ids
+        state, tokens, drawn = seq.state, seq.token_ids, (token_id,)
         position = len(tokens) - seq.num_prompt
-        if (
-            token_id in state.stop_ids
-            or position + 1 >= seq.max_output
-            or seq.grammar is not None
-            or state.scores is not None
-        ):
-            output = _append(seq, (token_id,), ())
+        is_long = seq.grammar is not None or state.scores is not None
+        if is_long or token_id in state.stop_ids or position + 1 >= seq.max_output:
+            output = _append(seq, drawn, ())
             _give_scores(state, output)
         else:
             tokens.append(token_id)
-            output = BranchOutput(
-                state.request.request_id,
-                seq.branch,
-                state.epoch,
-                position,
-                (token_id,),
-                (),
-                None,
-                None,
-                state.num_cached_tokens,
-            )
+            request_id = state.request.request_id
+            output = BranchOutput(request_id, seq.branch, state.epoch, position, drawn)
+            output.num_cached_tokens = state.num_cached_tokens
         outputs.append(output)
     return outputs
 

@@ -460,14 +460,9 @@ class Scheduler:
             grammar_masks=tuple(masks),
         )
         answering = [i for i, row in enumerate(row_plans) if row.num_samples or row.num_scored]
-        plain = [
-            i
-            for i in answering
-            if row_plans[i].num_samples == 1
-            and not row_plans[i].num_scored
-            and draft.rows[i][0].state.beam is None
-        ]
-        is_plain = not all_drafts and len(plain) == len(answering)
+        asked = [(row_plans[i].num_samples, row_plans[i].num_scored) for i in answering]
+        has_beams = any(draft.rows[i][0].state.beam is not None for i in answering)
+        is_plain = asked.count((1, 0)) == len(asked) and not has_beams and not all_drafts
         return ScheduledStep(plan, draft.rows, answering, is_plain, draft.paths)
 
     def _table_updates(self, kv: SequenceKV) -> tuple[TableUpdate, ...]:

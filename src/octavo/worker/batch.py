@@ -46,7 +46,7 @@ def build_batch(
         layout.num_moves = table.num_moves
         batch.first_position = tuple(first[batch.slots] for first in table.first_position)
     _enter_histories(batch.sample, layout.slot_names, table)
-    _enter_masks(batch.sample, plan, layout, table=table, allowed=allowed)
+    _enter_masks(plan, layout, table=table, allowed=allowed)
     if layout.scored or table.labels:
         batch.sample.forced = _forced(batch.sample, layout, table)
     return batch
@@ -60,31 +60,25 @@ def _copies(plan: StepPlan) -> NDArray[np.int32]:
 
 def _enter_histories(sample: SampleBatch, names: list[int], table: SlotTable) -> None:
     """What depends on the tokens so far, in batches that have any of it."""
-    count, position = len(names), sample.position
+    if not (table.has_bans or table.has_histories):
+        return
+    placed = list(zip(names, sample.position.tolist(), strict=True))
     if table.has_bans:
-        banned = [
-            table.banned_at(slot, at) for slot, at in zip(names, position.tolist(), strict=True)
-        ]
-        sample.banned_start, sample.banned_ids = csr(count, banned, NO_INTS)
+        banned = [table.banned_at(slot, at) for slot, at in placed]
+        sample.banned_start, sample.banned_ids = csr(len(names), banned, NO_INTS)
     if table.has_histories:
-        histories = [
-            table.history(slot, at) for slot, at in zip(names, position.tolist(), strict=True)
-        ]
-        sample.history_start, sample.history = csr(count, histories, NO_INTS)
+        histories = [table.history(slot, at) for slot, at in placed]
+        sample.history_start, sample.history = csr(len(names), histories, NO_INTS)
 
 
 def _enter_masks(
-    sample: SampleBatch,
-    plan: StepPlan,
-    layout: RowLayout,
-    *,
-    table: SlotTable,
-    allowed: NDArray[np.uint32],
+    plan: StepPlan, layout: RowLayout, *, table: SlotTable, allowed: NDArray[np.uint32]
 ) -> None:
     """Which line of the masks binds each sample, and these."""
+    sample = layout.batch.sample
     sample.mask_index, sample.masks = layout.mask_index, allowed
     if plan.grammar_masks:
-        sample.mask_index, sample.masks = _masks(plan, layout, sample.position, allowed=allowed)
+        sample.mask_index, sample.masks = _masks(plan, layout, allowed)
     if table.allowed:
         sample.mask_index, sample.masks = _bind_slots(
             sample.mask_index.copy(), sample.masks, layout.slot_names, table=table
@@ -106,16 +100,13 @@ def _forced(sample: SampleBatch, layout: RowLayout, table: SlotTable) -> NDArray
 
 
 def _masks(
-    plan: StepPlan,
-    layout: RowLayout,
-    position: NDArray[np.int32],
-    *,
-    allowed: NDArray[np.uint32],
+    plan: StepPlan, layout: RowLayout, allowed: NDArray[np.uint32]
 ) -> tuple[NDArray[np.int32], NDArray[np.uint32]]:
-    """The lines of the plan's grammars and who is bound by them; ``position`` is per sample.
+    """The lines of the plan's grammars and who is bound by them.
 
     ``allowed``, if there is one, is their first line and part of every other.
     """
+    position = layout.batch.sample.position
     line_of = layout.mask_index.copy()
     row = np.array([row for row, _ in layout.picks], np.int32)
     words = np.array([np.frombuffer(mask.words, "<u4") for mask in plan.grammar_masks], np.uint32)

@@ -98,19 +98,11 @@ def _samples(
     _, bias_values = csr(count, [b[1] if b else None for b in biases], _NO_FLOATS)
     nothing = np.zeros(count + 1, np.int32)
     return SampleBatch(
-        **columns,
-        position=np.zeros(count, np.int32),
-        history_start=nothing,
-        history=NO_INTS,
-        bias_start=bias_start,
-        bias_ids=bias_ids,
-        bias_values=bias_values,
-        banned_start=nothing,
-        banned_ids=NO_INTS,
-        mask_index=mask_index,
-        masks=masks,
-        forced=np.full(count, -1, np.int32),
-    )
+        **columns, position=np.zeros(count, np.int32), forced=np.full(count, -1, np.int32),
+        history_start=nothing, history=NO_INTS, banned_start=nothing, banned_ids=NO_INTS,
+        bias_start=bias_start, bias_ids=bias_ids, bias_values=bias_values,
+        mask_index=mask_index, masks=masks,
+    )  # fmt: skip
 
 
 def _picks(index: int, key: RowKey) -> Iterator[tuple[int, int, int, int]]:

@@ -209,8 +209,7 @@ def _logprobs(output: StepOutput, samples: range, count: int) -> tuple[TokenLogp
 def _refuse_unsupported(plan: StepPlan, *, can_draft: bool) -> None:
     if plan.swaps:
         raise EngineError("this runner has no host tier; the plan asks for swap moves")
-    unusual = [row for row in plan.rows if row.source_row >= 0 or row.num_proposals]
-    if any(row.source_row >= 0 for row in unusual):
+    if [row for row in plan.rows if row.source_row >= 0]:
         raise EngineError("this runner pipelines no steps")
-    if unusual and not can_draft:
+    if not can_draft and [row for row in plan.rows if row.num_proposals]:
         raise EngineError("this runner has no model that drafts")
