@@ -36,8 +36,15 @@ def test_a_grammar_past_a_limit_is_refused(grammar: Grammar, words: str) -> None
 
 @pytest.mark.parametrize("choices", [("a",), ("a",) * MAX_GRAMMAR_CHOICES])
 def test_a_grammar_within_the_limits_is_taken(choices: tuple[str, ...]) -> None:
+    """Just within is taken, one more is not."""
     validate_grammar(Grammar(kind="choice", choices=choices))
     validate_grammar(Grammar(kind="regex", text="x" * MAX_GRAMMAR_CHARS))
+    for beyond in (
+        Grammar(kind="choice", choices=("x",) * (MAX_GRAMMAR_CHOICES + 1)),
+        Grammar(kind="regex", text="x" * (MAX_GRAMMAR_CHARS + 1)),
+    ):
+        with pytest.raises(InvalidRequestError, match="limit is"):
+            validate_grammar(beyond)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,27 @@ def test_priority_and_timeout_are_held_against_their_limits(llm: LLM) -> None:
         llm.generate("abc", seeded(1), timeout_s=1e-9)
     with pytest.raises(DeadlineExceededError):
         list(llm.stream("abc", seeded(1, max_tokens=200), timeout_s=1e-3))
+
+
+def test_every_call_is_served_as_asked(llm: LLM) -> None:
+    hello = [{"role": "user", "content": "a"}]
+    calls: dict[str, Callable[..., Any]] = {
+        "generate": lambda **how: llm.generate("abc", seeded(1), **how),
+        "chat": lambda **how: llm.chat(hello, seeded(1), **how),
+        "stream": lambda **how: list(llm.stream("abc", seeded(1), **how)),
+        "stream_chat": lambda **how: list(llm.stream_chat(hello, seeded(1), **how)),
+        "embed": lambda **how: llm.embed("abc", **how),
+        "score": lambda **how: llm.score("abc", "de", **how),
+        "systemone": lambda **how: llm.systemone("abc", [("d", ["a"])], **how),
+    }
+    for name, call in calls.items():
+        with pytest.raises(DeadlineExceededError):
+            call(timeout_s=1e-9)
+        with pytest.raises(InvalidRequestError, match="priority"):
+            call(priority=2)
+        assert call(priority=-1, timeout_s=60, cache_salt=name)
+    assert llm.score("abc", ["abc", "de"])[0] == pytest.approx(1)
+    assert llm.score("abc", [1, 2]) == llm.score("abc", [[1, 2]])
 
 
 def test_interleaved_streams_get_their_own_outputs(llm: LLM) -> None:

@@ -420,12 +420,15 @@ def test_lingering_ends_at_a_cap(monkeypatch: pytest.MonkeyPatch, cap: str) -> N
     monkeypatch.setattr(lingering, cap, 0.2)
 
     async def test(here: Listening) -> None:
-        _, writer = await here.connect()
+        reader, writer = await here.connect()
         writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n\r\n")
         writer.write(b" " * 100)
         await here.wait_no_handler()
         writer.write(b" " * 100)
         await here.wait_no_connection()
+        # It heard why, although most of what it declared was never read.
+        assert (await reader.readline()).startswith(b"HTTP/1.1 4")
+        assert here.server.num_connections == 0
         writer.close()
 
     play(refuses_unread, test)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from octavo.core.grammar import Grammar
+from octavo.grammar.number_bounds import bound_numbers
 from octavo.grammar.token_table import TokenTable
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def _source(grammar: Grammar) -> str:
 def _answer(grammar: Grammar) -> str:
     match grammar.kind:
         case "json_schema":
-            return str(LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON_OPTIONS))
+            schema = json.dumps(bound_numbers(json.loads(grammar.text)))
+            return str(LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS))
         case "regex":
             return str(LLMatcher.grammar_from_regex(grammar.text))
         case "choice":

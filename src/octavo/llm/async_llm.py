@@ -14,19 +14,27 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams, refuse_stream
 from octavo.engine import EngineStats
 from octavo.frontend import RequestOutput
-from octavo.frontend.readings import LabelScore, similarity
+from octavo.frontend.readings import LabelScore
 from octavo.llm.engine_room import EngineRoom, Lane
 from octavo.llm.llm import read_config
 from octavo.llm.local_engine import LocalEngine
-from octavo.llm.outputs import Completion, Embedding, Gathered
-from octavo.llm.requests import ChatOptions, Message, Prompt, Question, RequestMaker, Service
+from octavo.llm.outputs import Completion, Embedding, Gathered, similarities
+from octavo.llm.requests import (
+    ChatOptions,
+    Message,
+    Prompt,
+    Question,
+    RequestMaker,
+    Service,
+    ServiceOptions,
+)
 
 
 class AsyncLLM:
@@ -80,14 +88,10 @@ class AsyncLLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        cache_salt: str = "",
+        **service: Unpack[ServiceOptions],
     ) -> list[Completion]:
         """Complete prompts together; see ``LLM.generate``."""
-        service = Service(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
-        found = await self._gather(self._make.completions(prompts, sampling, service))
+        found = await self._gather(self._make.completions(prompts, sampling, Service(**service)))
         return [done for each in found for done in each.completions()]
 
     async def chat(
@@ -96,31 +100,23 @@ class AsyncLLM:
         sampling: SamplingParams | None = None,
         *,
         options: ChatOptions | None = None,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        cache_salt: str = "",
+        **service: Unpack[ServiceOptions],
     ) -> list[Completion]:
         """Answer a conversation; see ``LLM.chat``."""
         prompt = self._make.conversation(messages, options or ChatOptions())
-        return await self.generate(
-            [prompt], sampling, priority=priority, timeout_s=timeout_s, cache_salt=cache_salt
-        )
+        return await self.generate([prompt], sampling, **service)
 
     def stream(
         self,
         prompt: Prompt,
         sampling: SamplingParams | None = None,
-        *,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        cache_salt: str = "",
+        **service: Unpack[ServiceOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """An asynchronous generator of one prompt's deltas; see ``LLM.stream``.
 
         A reader that is slow gets what has come meanwhile, output by output.
         """
-        service = Service(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
-        requests = self._make.completions([prompt], sampling, service)
+        requests = self._make.completions([prompt], sampling, Service(**service))
         refuse_stream(requests[0].sampling)
         return self._run(requests)
 
@@ -130,47 +126,42 @@ class AsyncLLM:
         sampling: SamplingParams | None = None,
         *,
         options: ChatOptions | None = None,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        cache_salt: str = "",
+        **service: Unpack[ServiceOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """An asynchronous generator of an answer's deltas; see ``LLM.stream_chat``."""
         prompt = self._make.conversation(messages, options or ChatOptions())
-        return self.stream(
-            prompt, sampling, priority=priority, timeout_s=timeout_s, cache_salt=cache_salt
-        )
+        return self.stream(prompt, sampling, **service)
 
     async def embed(
         self,
         texts: Prompt | Sequence[Prompt],
         *,
         dimensions: int | None = None,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        cache_salt: str = "",
+        **service: Unpack[ServiceOptions],
     ) -> list[Embedding]:
         """A unit vector for each text; see ``LLM.embed``."""
-        service = Service(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
-        found = await self._gather(self._make.embeddings(texts, dimensions, service))
+        found = await self._gather(self._make.embeddings(texts, dimensions, Service(**service)))
         return [each.embedding(dimensions) for each in found]
 
-    async def score(self, first: Prompt, others: Prompt | Sequence[Prompt]) -> list[float]:
+    async def score(
+        self,
+        first: Prompt,
+        others: Prompt | Sequence[Prompt],
+        **service: Unpack[ServiceOptions],
+    ) -> list[float]:
         """The cosine of each text's embedding with that of ``first``; see ``LLM.score``."""
-        [one], many = await asyncio.gather(self.embed([first]), self.embed(others))
-        return [similarity(one.values, other.values) for other in many]
+        return similarities(
+            await self._gather(self._make.scores(first, others, Service(**service)))
+        )
 
     async def systemone(
         self,
         state: str | Sequence[Message],
         questions: Sequence[Question],
-        *,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        cache_salt: str = "",
+        **service: Unpack[ServiceOptions],
     ) -> list[list[LabelScore]]:
         """Scores of the labels of many questions on one state; see ``LLM.systemone``."""
-        service = Service(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
-        found = await self._gather(self._make.questions(state, questions, service))
+        found = await self._gather(self._make.questions(state, questions, Service(**service)))
         return [
             each.label_scores(labels) for each, (_, labels) in zip(found, questions, strict=True)
         ]

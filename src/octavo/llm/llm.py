@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import fields
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from octavo.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.core.request import Request
@@ -22,10 +22,18 @@ from octavo.core.sampling_params import SamplingParams, refuse_stream
 from octavo.engine import EngineStats
 from octavo.errors import ConfigError
 from octavo.frontend import RequestOutput
-from octavo.frontend.readings import LabelScore, similarity
+from octavo.frontend.readings import LabelScore
 from octavo.llm.local_engine import Inbox, LocalEngine
-from octavo.llm.outputs import Completion, Embedding, Gathered
-from octavo.llm.requests import ChatOptions, Message, Prompt, Question, RequestMaker, Service
+from octavo.llm.outputs import Completion, Embedding, Gathered, similarities
+from octavo.llm.requests import (
+    ChatOptions,
+    Message,
+    Prompt,
+    Question,
+    RequestMaker,
+    Service,
+    ServiceOptions,
+)
 
 _MODEL_OPTIONS = {option.name for option in fields(ModelConfig)} - {"model"}
 
@@ -81,10 +89,7 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        cache_salt: str = "",
+        **service: Unpack[ServiceOptions],
     ) -> list[Completion]:
         """Complete prompts (text or token ids) together, in one continuous batch.
 
@@ -99,8 +104,7 @@ class LLM:
             DeadlineExceededError: not all was done ``timeout_s`` seconds after the call.
             EngineError: the engine dropped a request.
         """
-        service = Service(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
-        found = self._gather(self._make.completions(prompts, sampling, service))
+        found = self._gather(self._make.completions(prompts, sampling, Service(**service)))
         return [done for each in found for done in each.completions()]
 
     def chat(
@@ -109,9 +113,7 @@ class LLM:
         sampling: SamplingParams | None = None,
         *,
         options: ChatOptions | None = None,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        cache_salt: str = "",
+        **service: Unpack[ServiceOptions],
     ) -> list[Completion]:
         """Answer a conversation by the model's chat template: one completion per branch.
 
@@ -121,18 +123,13 @@ class LLM:
             InvalidRequestError: also where the template does not take the conversation.
         """
         prompt = self._make.conversation(messages, options or ChatOptions())
-        return self.generate(
-            [prompt], sampling, priority=priority, timeout_s=timeout_s, cache_salt=cache_salt
-        )
+        return self.generate([prompt], sampling, **service)
 
     def stream(
         self,
         prompt: Prompt,
         sampling: SamplingParams | None = None,
-        *,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        cache_salt: str = "",
+        **service: Unpack[ServiceOptions],
     ) -> Generator[RequestOutput, None, None]:
         """Complete one prompt, yielding deltas as they come. Closing the iterator aborts.
 
@@ -141,8 +138,7 @@ class LLM:
         Raises:
             InvalidRequestError: at once, if the prompt or a parameter is out of range.
         """
-        service = Service(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
-        requests = self._make.completions([prompt], sampling, service)
+        requests = self._make.completions([prompt], sampling, Service(**service))
         refuse_stream(requests[0].sampling)
         return self._run(requests)
 
@@ -152,24 +148,18 @@ class LLM:
         sampling: SamplingParams | None = None,
         *,
         options: ChatOptions | None = None,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        cache_salt: str = "",
+        **service: Unpack[ServiceOptions],
     ) -> Generator[RequestOutput, None, None]:
         """Answer a conversation as ``stream`` completes a prompt; ``options`` as for ``chat``."""
         prompt = self._make.conversation(messages, options or ChatOptions())
-        return self.stream(
-            prompt, sampling, priority=priority, timeout_s=timeout_s, cache_salt=cache_salt
-        )
+        return self.stream(prompt, sampling, **service)
 
     def embed(
         self,
         texts: Prompt | Sequence[Prompt],
         *,
         dimensions: int | None = None,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        cache_salt: str = "",
+        **service: Unpack[ServiceOptions],
     ) -> list[Embedding]:
         """A unit vector (float32 [hidden size]) for each text, or list of token ids.
 
@@ -177,23 +167,26 @@ class LLM:
         to length 1. ``dimensions`` keeps its first values, scaled to length 1 again. The rest is as
         for ``generate``.
         """
-        service = Service(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
-        found = self._gather(self._make.embeddings(texts, dimensions, service))
+        found = self._gather(self._make.embeddings(texts, dimensions, Service(**service)))
         return [each.embedding(dimensions) for each in found]
 
-    def score(self, first: Prompt, others: Prompt | Sequence[Prompt]) -> list[float]:
-        """How like ``first`` each of ``others`` is: the cosine of their embeddings, -1 to 1."""
-        [one] = self.embed([first])
-        return [similarity(one.values, other.values) for other in self.embed(others)]
+    def score(
+        self,
+        first: Prompt,
+        others: Prompt | Sequence[Prompt],
+        **service: Unpack[ServiceOptions],
+    ) -> list[float]:
+        """How like ``first`` each of ``others`` is: the cosine of their embeddings, -1 to 1.
+
+        The keywords are as for ``generate``.
+        """
+        return similarities(self._gather(self._make.scores(first, others, Service(**service))))
 
     def systemone(
         self,
         state: str | Sequence[Message],
         questions: Sequence[Question],
-        *,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        cache_salt: str = "",
+        **service: Unpack[ServiceOptions],
     ) -> list[list[LabelScore]]:
         """Answer many questions on one state by scoring the labels of each.
 
@@ -202,8 +195,7 @@ class LLM:
         scores of its labels in their order: natural logarithms of the probability of all of a
         label's tokens. The keywords are as for ``generate``.
         """
-        service = Service(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
-        found = self._gather(self._make.questions(state, questions, service))
+        found = self._gather(self._make.questions(state, questions, Service(**service)))
         return [
             each.label_scores(labels) for each, (_, labels) in zip(found, questions, strict=True)
         ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from octavo.core.request import FinishReason, Request, TokenLogprobs
 from octavo.frontend import RequestOutput
-from octavo.frontend.readings import LabelScore, Reading
+from octavo.frontend.readings import LabelScore, Reading, similarity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,3 +79,9 @@ class Gathered:
     def label_scores(self, labels: Sequence[str]) -> list[LabelScore]:
         """Of a probe for labels."""
         return self._reading.label_scores(labels)
+
+
+def similarities(gathered: Sequence[Gathered]) -> list[float]:
+    """The cosine of each embedding with the first one."""
+    first, *others = (each.embedding(None).values for each in gathered)
+    return [similarity(first, other) for other in others]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import index
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 from octavo.core.probe import Probe
 from octavo.core.request import Request, validate_priority
@@ -24,6 +24,14 @@ Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 # A question and its labels.
 Question = tuple[str, Sequence[str]]
+
+
+class ServiceOptions(TypedDict, total=False):
+    """The keywords that every call takes: the fields of ``Service``."""
+
+    priority: int
+    timeout_s: float | None
+    cache_salt: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +114,12 @@ class RequestMaker:
             self._request(text, probe.sampling, service=service, probe=probe)
             for text in _as_list(texts)
         ]
+
+    def scores(
+        self, first: Prompt, others: Prompt | Sequence[Prompt], service: Service
+    ) -> list[Request]:
+        """The probes of ``embeddings`` for ``first``, then for the others."""
+        return self.embeddings([first, *_as_list(others)], None, service)
 
     def questions(
         self, state: str | Sequence[Message], questions: Sequence[Question], service: Service

@@ -19,8 +19,10 @@ from octavo.cluster.engine_process import welcome_of
 from octavo.cluster.transport import RouterTransport, engine_address
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.engine import EngineCore
+from octavo.grammar import GrammarCompiler
 from octavo.testing.fake_runner import FakeRunner, make_info
 from octavo.testing.mortal_runner import MortalRunner
+from octavo.worker import open_text, token_table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--num-blocks", type=int, default=64)
     parser.add_argument("--vocab-size", type=int, default=49152)
+    parser.add_argument("--max-num-seqs", type=int, default=64)
+    parser.add_argument("--token-budget", type=int, default=512)
+    parser.add_argument("--grammars-of", default="", help="a model, whose tokens grammars bind")
     parser.add_argument("--poison", type=int, default=-1)
     parser.add_argument("--slow", type=int, default=-1)
     parser.add_argument("--slow-s", type=float, default=0.0)
@@ -54,13 +59,18 @@ def _serve(channel: ChildChannel, options: argparse.Namespace) -> int:
         slow_s=options.slow_s,
         hang=options.hang,
     )
-    scheduler = SchedulerConfig()
-    core = EngineCore(runner, scheduler, CacheConfig(), epoch=time.time_ns())
+    scheduler = SchedulerConfig(
+        max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.token_budget
+    )
+    grammars = None
+    if options.grammars_of:
+        grammars = GrammarCompiler(token_table(open_text(options.grammars_of)[1]))
+    core = EngineCore(runner, scheduler, CacheConfig(), epoch=time.time_ns(), grammars=grammars)
     loop = EngineLoop(
         core,
         RouterTransport(engine_address(options.runtime_dir)),
         welcome_of(core, info, max_num_seqs=scheduler.max_num_seqs),
-        host=EngineHost(core, progress=lambda: runner.progress),
+        host=EngineHost(core, progress=lambda: runner.progress, grammars=grammars),
         clock=time.monotonic,
     )
     channel.report("ready")

@@ -118,7 +118,12 @@ def serve_argv(*options: str) -> list[str]:
 
 
 def fake_serve_argv(
-    folder: Path, model: Path, *, restart_budget: int = 8, hang_s: float = HANG_S, **engine: float
+    folder: Path,
+    model: Path,
+    *,
+    restart_budget: int = 8,
+    hang_s: float = HANG_S,
+    **engine: float | str,
 ) -> list[str]:
     """A server whose engine has a fake runner; ``engine`` are its options."""
     options = folder / "fake.json"
