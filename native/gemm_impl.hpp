@@ -126,19 +126,100 @@ OCTAVO_INLINE I shift_bytes(I x, int bytes) {
   return bytes == 1 ? i_shr<8>(x) : bytes == 2 ? i_shr<16>(x) : i_shr<24>(x);
 }
 
-// Adds the products of the quads of one half to the integer sums.
+// Adds the products of one half's quads to the integer sums of kTileColumns × 16 columns from
+// 16-lane column `first` on.
 template <class W, int R>
-OCTAVO_INLINE void add_quads(const uint8_t* group, const uint8_t* quads, int half, I sum[R][2]) {
+OCTAVO_INLINE void add_quads(const uint8_t* group, const uint8_t* quads, int half, int first,
+                             I sum[R][kTileColumns]) {
   constexpr int kQuads = 8 / W::halves;
+  constexpr int kRun = kRunQuads<W::bits> < kQuads ? kRunQuads<W::bits> : kQuads;
   OCTAVO_UNROLL(8)
-  for (int j = half * kQuads; j < (half + 1) * kQuads; ++j) {
-    I w[2];
-    W::load(group, j, w);
-  OCTAVO_UNROLL(8)
+  for (int begin = half * kQuads; begin < (half + 1) * kQuads; begin += kRun) {
+    I run[R][kTileColumns];
+    OCTAVO_UNROLL(8)
     for (int r = 0; r < R; ++r) {
-      const int32_t quad = load_i32(quads + 4 * (j * R + r));
-      sum[r][0] = i_dot4<W::bits>(sum[r][0], w[0], quad);
-      sum[r][1] = i_dot4<W::bits>(sum[r][1], w[1], quad);
+      OCTAVO_UNROLL(8)
+      for (int c = 0; c < kTileColumns; ++c) run[r][c] = run_start<W::bits>(sum[r][c]);
+    }
+    OCTAVO_UNROLL(8)
+    for (int j = begin; j < begin + kRun; ++j) {
+      I w[2];
+      W::load(group, j, w);
+      OCTAVO_UNROLL(8)
+      for (int r = 0; r < R; ++r) {
+        const int32_t quad = load_i32(quads + 4 * (j * R + r));
+        OCTAVO_UNROLL(8)
+        for (int c = 0; c < kTileColumns; ++c) {
+          run[r][c] = run_dot4<W::bits>(run[r][c], w[first + c], quad);
+        }
+      }
+    }
+    OCTAVO_UNROLL(8)
+    for (int r = 0; r < R; ++r) {
+      OCTAVO_UNROLL(8)
+      for (int c = 0; c < kTileColumns; ++c) sum[r][c] = run_end<W::bits>(sum[r][c], run[r][c]);
+    }
+  }
+}
+
+// Adds one group of R rows to the kTileColumns of `acc` from column `first` on.
+template <class W, int R, bool Wide>
+OCTAVO_INLINE void add_columns(const uint8_t* header, const uint8_t* group, const uint8_t* quads,
+                               int first, F acc[R][2]) {
+  constexpr bool kOffset = W::zero_shift >= 0 && !(kCentredBytes && W::bits == 8);
+  const uint8_t* scales = quads + 32 * R;
+  OCTAVO_UNROLL(2)
+  for (int half = 0; half < W::halves; ++half) {
+    I sum[R][kTileColumns];
+    OCTAVO_UNROLL(8)
+    for (int r = 0; r < R; ++r) {
+      OCTAVO_UNROLL(8)
+      for (int c = 0; c < kTileColumns; ++c) sum[r][c] = i_set1(0);
+    }
+    if constexpr (Wide) {
+      add_quads<W, R>(group, quads + 64 * R, half, first, sum);
+      OCTAVO_UNROLL(8)
+      for (int r = 0; r < R; ++r) {
+        OCTAVO_UNROLL(8)
+        for (int c = 0; c < kTileColumns; ++c) sum[r][c] = i_shl<7>(sum[r][c]);
+      }
+    }
+    if constexpr (kOffset) {
+      const int which = W::halves == 1 ? 2 : 3 + half;
+      OCTAVO_UNROLL(8)
+      for (int r = 0; r < R; ++r) {
+        const I init = i_shl<(W::zero_shift < 0 ? 0 : W::zero_shift)>(
+            i_set1(load_i32(scales + 4 * (which * R + r))));
+        OCTAVO_UNROLL(8)
+        for (int c = 0; c < kTileColumns; ++c) sum[r][c] = Wide ? i_add(sum[r][c], init) : init;
+      }
+    }
+    add_quads<W, R>(group, quads, half, first, sum);
+    F scale[kTileColumns];
+    OCTAVO_UNROLL(8)
+    for (int c = 0; c < kTileColumns; ++c) scale[c] = W::scale(header, group, half, first + c);
+    OCTAVO_UNROLL(8)
+    for (int r = 0; r < R; ++r) {
+      const F act = broadcast(scales + 4 * r);
+      OCTAVO_UNROLL(8)
+      for (int c = 0; c < kTileColumns; ++c) {
+        F& to = acc[r][first + c];
+        to = f_fma(scale[c], f_mul(f_from_i(sum[r][c]), act), to);
+      }
+    }
+  }
+  if constexpr (W::has_min) {
+    F low[kTileColumns];
+    OCTAVO_UNROLL(8)
+    for (int c = 0; c < kTileColumns; ++c) low[c] = W::minimum(header, group, first + c);
+    OCTAVO_UNROLL(8)
+    for (int r = 0; r < R; ++r) {
+      const F act = broadcast(scales + 4 * (R + r));
+      OCTAVO_UNROLL(8)
+      for (int c = 0; c < kTileColumns; ++c) {
+        F& to = acc[r][first + c];
+        to = W::subtract_min ? f_fnma(low[c], act, to) : f_fma(low[c], act, to);
+      }
     }
   }
 }
@@ -147,45 +228,11 @@ OCTAVO_INLINE void add_quads(const uint8_t* group, const uint8_t* quads, int hal
 template <class W, int R, bool Wide>
 OCTAVO_INLINE void add_group(const uint8_t* header, const uint8_t* group, const uint8_t* quads,
                              F acc[R][2]) {
-  const uint8_t* scales = quads + 32 * R;
   OCTAVO_UNROLL(2)
-  for (int half = 0; half < W::halves; ++half) {
-    I sum[R][2];
-    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = i_set1(0);
-    if constexpr (Wide) {
-      add_quads<W, R>(group, quads + 64 * R, half, sum);
-      for (int r = 0; r < R; ++r) {
-        for (int c = 0; c < 2; ++c) sum[r][c] = i_shl<7>(sum[r][c]);
-      }
-    }
-    if constexpr (W::zero_shift >= 0) {
-      const int which = W::halves == 1 ? 2 : 3 + half;
-  OCTAVO_UNROLL(8)
-      for (int r = 0; r < R; ++r) {
-        const I init = i_shl<(W::zero_shift < 0 ? 0 : W::zero_shift)>(
-            i_set1(load_i32(scales + 4 * (which * R + r))));
-        for (int c = 0; c < 2; ++c) sum[r][c] = Wide ? i_add(sum[r][c], init) : init;
-      }
-    }
-    add_quads<W, R>(group, quads, half, sum);
-    const F scale[2] = {W::scale(header, group, half, 0), W::scale(header, group, half, 1)};
-  OCTAVO_UNROLL(8)
-    for (int r = 0; r < R; ++r) {
-      const F act = broadcast(scales + 4 * r);
-      acc[r][0] = f_fma(scale[0], f_mul(f_from_i(sum[r][0]), act), acc[r][0]);
-      acc[r][1] = f_fma(scale[1], f_mul(f_from_i(sum[r][1]), act), acc[r][1]);
-    }
-  }
-  if constexpr (W::has_min) {
-    const F low[2] = {W::minimum(header, group, 0), W::minimum(header, group, 1)};
-  OCTAVO_UNROLL(8)
-    for (int r = 0; r < R; ++r) {
-      const F act = broadcast(scales + 4 * (R + r));
-      for (int c = 0; c < 2; ++c) {
-        acc[r][c] = W::subtract_min ? f_fnma(low[c], act, acc[r][c])
-                                    : f_fma(low[c], act, acc[r][c]);
-      }
-    }
+  for (int first = 0; first < 2; first += kTileColumns) {
+    // Else the compiler shares the loads of both tiles and runs out of registers.
+    if (first > 0) asm volatile("" ::: "memory");
+    add_columns<W, R, Wide>(header, group, quads, first, acc);
   }
 }
 

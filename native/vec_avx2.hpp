@@ -155,6 +155,44 @@ OCTAVO_INLINE I i_dot4(I acc, I weights, int32_t acts) {
   const __m256i s = _mm256_set1_epi32(acts);
   return {dot4_half<Bits>(acc.a, weights.a, s), dot4_half<Bits>(acc.b, weights.b, s)};
 }
+
+// Sixteen registers hold four rows of one column, not of both.
+constexpr int kTileColumns = 1;
+// Pairs of products are summed in 16 bits as long as they fit: (2^Bits - 1) · 128 · 2 · quads.
+template <int Bits>
+constexpr int kRunQuads = Bits <= 4 ? 8 : Bits == 5 ? 4 : Bits == 6 ? 2 : 8;
+// |w - 128| · |act| <= 128 · 127 twice fits a signed 16-bit pair; w · act does not.
+constexpr bool kCentredBytes = true;
+template <int Bits>
+OCTAVO_INLINE I run_start(I sum) {
+  return Bits <= 6 ? i_set1(0) : sum;
+}
+template <int Bits>
+OCTAVO_INLINE __m256i run_half(__m256i run, __m256i w, __m256i s) {
+  if constexpr (Bits <= 6) {
+    run = _mm256_add_epi16(run, _mm256_maddubs_epi16(w, s));
+  } else {
+    const __m256i centred = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+    const __m256i size = _mm256_abs_epi8(centred);
+    const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(s, centred));
+    run = _mm256_add_epi32(run, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+  // The sum is wanted now: GCC would put all of them off and spill every product.
+  asm volatile("" : "+x"(run));
+  return run;
+}
+template <int Bits>
+OCTAVO_INLINE I run_dot4(I run, I weights, int32_t acts) {
+  const __m256i s = _mm256_set1_epi32(acts);
+  return {run_half<Bits>(run.a, weights.a, s), run_half<Bits>(run.b, weights.b, s)};
+}
+template <int Bits>
+OCTAVO_INLINE I run_end(I sum, I run) {
+  if constexpr (Bits > 6) return run;
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(run.a, ones)),
+          _mm256_add_epi32(sum.b, _mm256_madd_epi16(run.b, ones))};
+}
 OCTAVO_INLINE void i_store_s8(void* p, I x) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
   const __m128i bytes =

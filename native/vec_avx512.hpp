@@ -89,6 +89,19 @@ template <int Bits>
 OCTAVO_INLINE I i_dot4(I acc, I weights, int32_t acts) {
   return _mm512_dpbusd_epi32(acc, weights, _mm512_set1_epi32(acts));
 }
+// How many of a panel's two columns a tile of four rows holds in registers.
+constexpr int kTileColumns = 2;
+// A run of quads whose products may be summed before they are added to the 32-bit sums.
+template <int Bits>
+constexpr int kRunQuads = 8;
+// Whether bytes are taken as w - 128, so that no offset is owed for them.
+constexpr bool kCentredBytes = false;
+template <int Bits>
+OCTAVO_INLINE I run_start(I sum) { return sum; }
+template <int Bits>
+OCTAVO_INLINE I run_dot4(I run, I weights, int32_t acts) { return i_dot4<Bits>(run, weights, acts); }
+template <int Bits>
+OCTAVO_INLINE I run_end(I, I run) { return run; }
 OCTAVO_INLINE void i_store_s8(void* p, I x) {
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
 }

@@ -153,6 +153,19 @@ OCTAVO_INLINE I i_dot4(I acc, I weights, int32_t acts) {
   }
   return acc;
 }
+// How many of a panel's two columns a tile of four rows holds in registers.
+constexpr int kTileColumns = 2;
+// A run of quads whose products may be summed before they are added to the 32-bit sums.
+template <int Bits>
+constexpr int kRunQuads = 8;
+// Whether bytes are taken as w - 128, so that no offset is owed for them.
+constexpr bool kCentredBytes = false;
+template <int Bits>
+OCTAVO_INLINE I run_start(I sum) { return sum; }
+template <int Bits>
+OCTAVO_INLINE I run_dot4(I run, I weights, int32_t acts) { return i_dot4<Bits>(run, weights, acts); }
+template <int Bits>
+OCTAVO_INLINE I run_end(I, I run) { return run; }
 OCTAVO_INLINE void i_store_s8(void* p, I x) {
   for (int i = 0; i < 16; ++i) static_cast<int8_t*>(p)[i] = int8_t(x.v[i]);
 }
