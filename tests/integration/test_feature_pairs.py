@@ -228,12 +228,22 @@ def sampling_of(row: Row, bench: Bench) -> SamplingParams:
     if row["grammar"] == "yes":
         chosen = replace(chosen, grammar=Grammar(kind="regex", text=WORDS))
     if row["stop"] == "yes":
-        text = bench.alone(PROMPT, chosen).branches[0].text
-        late = [
-            at for at in range(len(text) // 2, len(text) - 2) if text.find(text[at : at + 3]) == at
-        ]
-        chosen = replace(chosen, stop=(text[late[0] : late[0] + 3],))
+        chosen = replace(chosen, stop=(late_piece(bench.alone(PROMPT, chosen).branches[0].text),))
     return chosen
+
+
+def late_piece(text: str) -> str:
+    """The shortest piece, of three characters or more, that is first complete in the second half.
+
+    There is one, however much the text repeats itself: all of it up to there.
+    """
+    half = len(text) // 2
+    return next(
+        text[at : at + width]
+        for width in range(3, len(text))
+        for at in range(max(0, half - width + 3), len(text) - width + 1)
+        if text.find(text[at : at + width]) == at
+    )
 
 
 def known_paths(known: dict[tuple[str, int], tuple[int, ...]], seed: int) -> Proposer:
@@ -405,6 +415,11 @@ PLAIN = {name: values[0] for name, values in FACTORS.items()}
 ROWS = covering_rows(FACTORS, set(INCOMPATIBLE))
 BLOCK_SIZES = {"block_size": ("16", "32", "64")}
 TOO_LARGE = {frozenset({("block_size", "64"), ("prefix", "full")}): "the prompt has 60 tokens"}
+
+
+@pytest.mark.parametrize(("text", "piece"), [("abcdefgh", "efg"), ("abcabcabcabc", "cabcabc")])
+def test_a_stop_string_is_one_that_comes_late(text: str, piece: str) -> None:
+    assert late_piece(text) == piece
 
 
 def test_every_pair_that_can_be_had_is_had() -> None:
