@@ -10,14 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from octavo.core import sampling_params as limits
 from octavo.core.request import PRIORITIES
-from octavo.core.sampling_params import (
-    MAX_LENGTH_PENALTY,
-    MAX_LOGPROBS,
-    MAX_N,
-    MAX_TOKENS,
-    SEED_LIMIT,
-)
 from octavo.server import request_shapes as shapes
 from octavo.server.endpoints import (
     ALL,
@@ -80,13 +74,9 @@ def _refused(
     name: str, note: str, endpoints: frozenset[Endpoint] = BOTH, *, neutral: tuple[object, ...] = ()
 ) -> Field:
     return Field(
-        name=name,
-        treatment=Treatment.REFUSED,
-        shape=word(None, *neutral),
-        note=note,
-        endpoints=endpoints,
-        neutral=neutral,
-    )
+        name=name, treatment=Treatment.REFUSED, shape=word(None, *neutral), note=note,
+        endpoints=endpoints, neutral=neutral,
+    )  # fmt: skip
 
 
 def _ignored(
@@ -97,8 +87,8 @@ def _ignored(
     )
 
 
-_COUNT = integer(1, MAX_TOKENS)
-_TOP = integer(0, MAX_LOGPROBS)
+_COUNT = integer(1, limits.MAX_TOKENS)
+_TOP = integer(0, limits.MAX_LOGPROBS)
 
 FIELDS = (
     _honoured("model", text(), "a served name; absent means the served model", at=ALL),
@@ -122,11 +112,11 @@ FIELDS = (
     _honoured("max_completion_tokens", _COUNT, "the newer name of max_tokens", at=CHAT),
     _honoured("temperature", number(0, 100), "0 is greedy", at=TEXT),
     _honoured("top_p", over(0, 1), "the likeliest tokens of so much probability", at=TEXT),
-    _honoured("top_k", integer(-1, MAX_TOKENS), "0 or -1 is off", at=TEXT),
+    _honoured("top_k", integer(-1, limits.MAX_TOKENS), "0 or -1 is off", at=TEXT),
     _honoured("min_p", number(0, 1), "none less likely than so much of the likeliest", at=TEXT),
-    _honoured("n", integer(1, MAX_N), "choices per prompt; the prompt is computed once"),
+    _honoured("n", integer(1, limits.MAX_N), "choices per prompt; the prompt is computed once"),
     _honoured(
-        "best_of", integer(1, MAX_N),
+        "best_of", integer(1, limits.MAX_N),
         "choices computed per prompt, of which the n with the highest mean logprob are returned, "
         "best first; usage counts all of them; not with stream, unless it equals n",
     ),
@@ -137,7 +127,7 @@ FIELDS = (
         "a seed changes nothing",
     ),
     _honoured(
-        "length_penalty", number(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
+        "length_penalty", number(-limits.MAX_LENGTH_PENALTY, limits.MAX_LENGTH_PENALTY),
         "beam search: a sequence scores its summed logprob / length ** length_penalty",
     ),
     _honoured(
@@ -150,7 +140,8 @@ FIELDS = (
     _honoured("include_stop_str_in_output", BOOLEAN, "keep the stop string in the text", at=TEXT),
     _honoured("skip_special_tokens", BOOLEAN, "false shows control tokens in the text", at=TEXT),
     _honoured(
-        "seed", integer(-SEED_LIMIT, SEED_LIMIT - 1), "the same seed gives the same text", at=TEXT,
+        "seed", integer(-limits.SEED_LIMIT, limits.SEED_LIMIT - 1),
+        "the same seed gives the same text", at=TEXT,
     ),
     _honoured(
         "presence_penalty", number(-2, 2), "subtracted once from the logit of what was said",
@@ -179,7 +170,7 @@ FIELDS = (
         "with a structure of the answer", at=TEXT,
     ),
     _honoured(
-        "min_tokens", integer(0, MAX_TOKENS),
+        "min_tokens", integer(0, limits.MAX_TOKENS),
         "no end of a choice, stop strings included, before this many tokens", at=TEXT,
     ),
     _honoured("ignore_eos", BOOLEAN, "go on past end-of-text", at=TEXT),

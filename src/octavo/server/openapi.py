@@ -29,6 +29,10 @@ _STATUSES = {
 }
 _OF_ANY = (400, 401, 403, 431, 500)
 _RETRIED = (429, 503, 504)
+_KEYS: _Object = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
 _REQUEST_ID: _Object = {"schema": text(1), "description": "yours, where you sent one"}
 _IGNORED: _Object = {"schema": text(1), "description": "the fields that were ignored, by name"}
 _RETRY_AFTER: _Object = {"schema": text(1), "description": "seconds"}
@@ -44,22 +48,14 @@ def openapi_document(operations: Sequence[Operation]) -> _Object:
         path = paths.setdefault(operation.path, {})
         path[operation.method.lower()] = _operation(operation)
     bodies = {_body_name(endpoint): _body(endpoint) for endpoint in Endpoint}
+    schemas = {**request_shapes.COMPONENTS, **reply_shapes.COMPONENTS, **bodies}
+    said = "A field that is not named here is refused."
     return {
         "openapi": "3.1.0",
-        "info": {
-            "title": "Octavo",
-            "version": __version__,
-            "description": "A field that is not named here is refused.",
-        },
+        "info": {"title": "Octavo", "version": __version__, "description": said},
         "security": [{}, {"bearer": []}, {"key": []}],
         "paths": paths,
-        "components": {
-            "schemas": {**request_shapes.COMPONENTS, **reply_shapes.COMPONENTS, **bodies},
-            "securitySchemes": {
-                "bearer": {"type": "http", "scheme": "bearer"},
-                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
-            },
-        },
+        "components": {"schemas": schemas, "securitySchemes": _KEYS},
     }
 
 

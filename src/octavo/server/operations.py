@@ -43,13 +43,9 @@ class Operation:
 
 
 def _post(path: str, handler: Handler, *, endpoint: Endpoint, reply: Shape) -> Operation:
+    errors = (404, 408, 413, 415, 429, 503, 504)
     return Operation(
-        path=path,
-        handler=handler,
-        method="POST",
-        endpoint=endpoint,
-        reply=reply,
-        errors=(404, 408, 413, 415, 429, 503, 504),
+        path=path, handler=handler, method="POST", endpoint=endpoint, reply=reply, errors=errors
     )
 
 

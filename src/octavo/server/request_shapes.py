@@ -5,17 +5,9 @@ Shared ones are components, by the names under which the OpenAPI document has th
 
 from __future__ import annotations
 
+from octavo.core import sampling_params as limits
 from octavo.core.grammar import MAX_GRAMMAR_CHARS, MAX_GRAMMAR_CHOICES
 from octavo.core.probe import MAX_LABELS
-from octavo.core.sampling_params import (
-    MAX_ALLOWED_TOKEN_IDS,
-    MAX_BAD_WORD_CHARS,
-    MAX_BAD_WORDS,
-    MAX_LOGIT_BIAS,
-    MAX_STOP_STRING_CHARS,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
-)
 from octavo.server.prompts import MAX_MESSAGES, MAX_PROMPT_IDS, MAX_PROMPTS
 from octavo.server.reasoning_effort import EFFORTS
 from octavo.server.shapes import (
@@ -51,10 +43,12 @@ _TOKEN = integer(0)
 _IDS = listing(_TOKEN, 1, MAX_PROMPT_IDS)
 _ONE_TEXT = text(1)
 TOKEN_IDS = listing(_TOKEN, high=MAX_PROMPT_IDS)
-STOP_TOKEN_IDS = listing(_TOKEN, high=MAX_STOP_TOKEN_IDS)
-ALLOWED_TOKEN_IDS = listing(_TOKEN, 1, MAX_ALLOWED_TOKEN_IDS)
+STOP_TOKEN_IDS = listing(_TOKEN, high=limits.MAX_STOP_TOKEN_IDS)
+ALLOWED_TOKEN_IDS = listing(_TOKEN, 1, limits.MAX_ALLOWED_TOKEN_IDS)
 PROMPTS = either(_ONE_TEXT, _IDS, listing(either(_ONE_TEXT, _IDS), 1, MAX_PROMPTS))
-LOGIT_BIAS = table(number(-100, 100), keys=text(pattern="^[0-9]{1,12}$"), high=MAX_LOGIT_BIAS)
+LOGIT_BIAS = table(
+    number(-100, 100), keys=text(pattern="^[0-9]{1,12}$"), high=limits.MAX_LOGIT_BIAS
+)
 TEMPLATE_KWARGS = table(either(NULL, BOOLEAN, number(), text(pattern="^[A-Za-z0-9 _.-]{0,64}$")))
 STREAM_OPTIONS = record({}, {"include_usage": optional(BOOLEAN)})
 METADATA = table(text(), high=MAX_METADATA)
@@ -71,8 +65,8 @@ def texts(most: int, longest: int) -> Shape:
     return either(one, listing(one, high=most))
 
 
-STOP = texts(MAX_STOP_STRINGS, MAX_STOP_STRING_CHARS)
-BAD_WORDS = texts(MAX_BAD_WORDS, MAX_BAD_WORD_CHARS)
+STOP = texts(limits.MAX_STOP_STRINGS, limits.MAX_STOP_STRING_CHARS)
+BAD_WORDS = texts(limits.MAX_BAD_WORDS, limits.MAX_BAD_WORD_CHARS)
 
 # -- chat ----------------------------------------------------------------------------------------
 
