@@ -9,8 +9,10 @@ also hold NOT_A_NUMBER: whoever reads it can sample nothing, and that is the req
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
+from math import gcd
 
 from octavo.core.request import TokenLogprobs
 from octavo.core.runner import KVGroupSpec, RunnerInfo
@@ -21,20 +23,23 @@ POISON = -1
 NOT_A_NUMBER = -2
 _POSITION_BITS = 24
 
+# Per KV group the tokens that a position sees.
+Histories = Sequence[tuple[int, ...]]
+
 
 class FakeRunnerError(Exception):
     """The plan made the fake runner read or write something that no correct plan touches."""
 
 
-def visible_from(position: int, window: int | None) -> int:
-    """First position that a query at ``position`` sees."""
-    return 0 if window is None else max(0, position - window + 1)
+def visible(tokens: Sequence[int], windows: Sequence[int | None]) -> list[tuple[int, ...]]:
+    """What the last of ``tokens`` sees in each KV group: itself and what stands before it."""
+    return [tuple(tokens) if window is None else tuple(tokens[-window:]) for window in windows]
 
 
 def next_token(
     state: SlotState,
     branch: int,
-    histories: list[list[int]],
+    histories: Histories,
     *,
     position: int,
     vocab_size: int,
@@ -44,46 +49,64 @@ def next_token(
 
     A probe's label gives it.
     """
+    # Hot: once per sample, and once more per token that is verified.
     if state.probe is not None and state.probe.labels:
         return state.probe.labels[branch][position - state.num_prompt_tokens]
-    token = hash((state.seed, branch, position, *map(tuple, histories))) % vocab_size
-    banned = state.banned_token_ids
-    if position - state.num_prompt_tokens >= state.banned_until:
-        banned = ()
-    while token in banned:
-        token = (token + 1) % vocab_size
+    token = hash((state.seed, branch, position, *histories)) % vocab_size
+    banned: tuple[int, ...] = ()
+    if state.banned_until and position - state.num_prompt_tokens < state.banned_until:
+        banned = state.banned_token_ids
+        while token in banned:
+            token = (token + 1) % vocab_size
     if state.sampling.allowed_token_ids:
         left = [one for one in state.sampling.allowed_token_ids if one not in banned]
         token = left[token % len(left)]
     if mask:
-        allowed = [i for i in range(vocab_size) if mask[i >> 3] >> (i & 7) & 1]
+        allowed = set_bits(mask)
         token = allowed[token % len(allowed)]
     return token
 
 
+def set_bits(mask: bytes) -> list[int]:
+    """The tokens that a grammar's mask allows, in order."""
+    bits, found = int.from_bytes(mask, "little"), []
+    while bits:
+        lowest = bits & -bits
+        found.append(lowest.bit_length() - 1)
+        bits ^= lowest
+    return found
+
+
 def next_candidates(
-    state: SlotState, histories: list[list[int]], *, count: int, vocab_size: int
+    state: SlotState, histories: Histories, *, count: int, vocab_size: int
 ) -> tuple[tuple[int, float], ...]:
     """The likeliest tokens and their logprobs: a pure function of what each KV group shows.
 
     Logprobs are multiples of 1/8, so that sums are exact and ties are frequent.
     """
-    key = hash((state.sampling.width, *map(tuple, histories)))
-    logprob, found = -(key % 8) / 8, dict[int, float]()
-    while len(found) < count:
-        key = hash((key, len(found)))
-        token = key % vocab_size
-        while token in found:
-            token = (token + 1) % vocab_size
-        found[token] = logprob
-        logprob -= (key >> 16) % 6 / 8
-    return tuple(sorted(found.items(), key=lambda pair: (-pair[1], pair[0])))
+    key = hash((state.sampling.width, *histories))
+    # A stride without a common factor names distinct tokens.
+    stride = 1 + key % 61
+    while gcd(stride, vocab_size) > 1:
+        stride += 1
+    falls = accumulate([key >> 2 * place & 3 for place in range(count)])
+    steps = range(key % vocab_size, key % vocab_size + stride * count, stride)
+    found = [(fall, token % vocab_size) for fall, token in zip(falls, steps, strict=True)]
+    found.sort()
+    return tuple([(token, -fall / 8) for fall, token in found])
 
 
-def hidden_state(histories: list[list[int]]) -> bytes:
+def hidden_state(histories: Histories) -> bytes:
     """What a probe is told of a row: a pure function of what each KV group shows."""
-    key = hash(tuple(map(tuple, histories)))
+    key = hash(tuple(histories))
     return struct.pack("<2f", key % 1009 + 1, key % 1013)
+
+
+def score(state: SlotState, histories: Histories, token: int, *, vocab_size: int) -> TokenLogprobs:
+    """What is told of a prompt's token: a pure function of what each KV group shows before it."""
+    count = state.sampling.prompt_logprobs or 0
+    top = next_candidates(state, histories, count=count, vocab_size=vocab_size)
+    return TokenLogprobs(token, -(hash(tuple(histories)) % 64) / 8, top)
 
 
 def _is_bare(row: RowPlan, sample: RowResult) -> bool:
@@ -260,39 +283,47 @@ class FakeRunner:
             self.spoil_next = False
             values = [NOT_A_NUMBER] * len(values)
         size = self.info.block_size
+        first_block, last_block = row.start // size, (end - 1) // size
         for group, table in enumerate(slot.tables):
             store, first = self._store[group], slot.first_blocks[group]
-            touched = slice(row.start // size - first, (end - 1) // size - first + 1)
-            self._written[group].update(table[touched])
-            if len(values) == 1:
-                store[table[row.start // size - first]][row.start % size] = values[0]
+            if first_block == last_block:
+                block = table[first_block - first]
+                self._written[group].add(block)
+                store[block][row.start % size : row.start % size + len(values)] = values
                 continue
+            touched = table[first_block - first : last_block - first + 1]
+            self._written[group].update(touched)
             offset = row.start % size
             taken = 0
-            for block in table[touched]:
+            for block in touched:
                 part = values[taken : taken + size - offset]
                 store[block][offset : offset + len(part)] = part
                 taken += len(part)
                 offset = 0
 
-    def _read(self, slot: _Slot, group: int, end: int) -> list[int] | None:
-        """Tokens that a query at position ``end - 1`` sees in one group, checked slot by slot.
+    def _see(self, slot: _Slot, end: int) -> list[tuple[int, ...]] | None:
+        """Tokens that a query at position ``end - 1`` sees in each group, checked slot by slot.
 
         None if one of them is not a number.
         """
-        size = self.info.block_size
-        start = visible_from(end - 1, self.info.groups[group].window)
-        first = slot.first_blocks[group]
-        store = self._store[group]
-        raw: list[int] = []
-        for block in slot.tables[group][start // size - first : (end - 1) // size - first + 1]:
-            raw += store[block]
-        raw = raw[start % size : start % size + end - start]
-        if NOT_A_NUMBER in raw:
-            return None
-        if raw != slot.values[start:end]:
-            raise FakeRunnerError(f"a row read KV that is not its own (positions {start}-{end})")
-        return slot.history[start:end]
+        # Hot: every KV slot that anybody sees is read in every step.
+        size, seen = self.info.block_size, []
+        end_block = (end - 1) // size + 1
+        for group, store in enumerate(self._store):
+            window = self.info.groups[group].window
+            start = 0 if window is None or window >= end else end - window
+            first = slot.first_blocks[group]
+            blocks = slot.tables[group][start // size - first : end_block - first]
+            at = start % size
+            raw = list(chain.from_iterable(map(store.__getitem__, blocks)))[at : at + end - start]
+            if raw != slot.values[start:end]:
+                if NOT_A_NUMBER in raw:
+                    return None
+                raise FakeRunnerError(
+                    f"a row read KV that is not its own (positions {start}-{end})"
+                )
+            seen.append(tuple(slot.history[start:end]))
+        return seen
 
     def _sample(self, index: int, row: RowPlan, masks: dict[tuple[int, int], bytes]) -> RowResult:
         """Sample behind the row's own tokens and behind each draft, up to the first that differs.
@@ -300,97 +331,73 @@ class FakeRunner:
         Then the slot forgets the drafts that were not accepted: later rows start before them.
         """
         slot = self._slots[row.slot]
-        scores = tuple(self._score(slot, row.start + at + 1) for at in range(row.num_scored))
+        result = RowResult(index, ())
+        if row.num_scored:
+            scored = range(row.start + 1, row.start + 1 + row.num_scored)
+            result.scores = tuple([self._score(slot, end) for end in scored])
         if not row.num_samples:
-            return RowResult(row=index, token_ids=(), scores=scores)
+            return result
         own = len(row.token_ids) - row.num_drafts
-        tokens: tuple[int, ...] = ()
         for num_verified, draft in enumerate((*row.token_ids[own:], None)):
             end = row.start + own + num_verified
-            mask = masks.get((index, own + num_verified - 1), b"")
-            drawn = self._draw(slot, row.num_samples, end, mask=mask)
-            if drawn is None:
-                none = (-1,) * row.num_samples
-                return RowResult(row=index, token_ids=none, failed=True, scores=scores)
-            tokens += drawn
+            mask = masks.get((index, own + num_verified - 1), b"") if masks else b""
+            seen = self._see(slot, end)
+            if seen is None or (mask and not any(mask)):
+                result.token_ids, result.failed = (-1,) * row.num_samples, True
+                return result
+            drawn = self._draw(slot.state, row.num_samples, seen, position=end, mask=mask)
+            result.token_ids += drawn
             if draft is None or (draft,) != drawn:
+                self._report(slot.state, result, seen)
                 break
         self.counts.drafts += row.num_drafts
         self.counts.accepted += num_verified
         del slot.history[end:], slot.values[end:]
-        candidates = self._candidates(slot, end)
-        return RowResult(
-            row=index,
-            token_ids=tokens,
-            logprobs=self._logprobs(row, tokens, candidates),
-            num_verified=num_verified,
-            candidates=candidates,
-            hidden=self._hidden(slot, end),
-            scores=scores,
-        )
-
-    def _score(self, slot: _Slot, end: int) -> TokenLogprobs:
-        """The logprob of the prompt's token at ``end``: a pure function of what it sees."""
-        seen = [self._read(slot, group, end) for group in range(len(self.info.groups))]
-        if any(part is None for part in seen):
-            return TokenLogprobs(slot.history[end], float("-inf"))
-        histories = [part or [] for part in seen]
-        top = next_candidates(
-            slot.state,
-            histories,
-            count=slot.state.sampling.prompt_logprobs or 0,
-            vocab_size=self.info.vocab_size,
-        )
-        return TokenLogprobs(slot.history[end], -(hash(tuple(map(tuple, histories))) % 64) / 8, top)
-
-    def _hidden(self, slot: _Slot, end: int) -> bytes:
-        """The state that the slot's probe asks for, if it asks for one."""
-        if slot.state.probe is None or not slot.state.probe.hidden:
-            return b""
-        return hidden_state([self._read(slot, g, end) or [] for g in range(len(self.info.groups))])
-
-    def _candidates(self, slot: _Slot, end: int) -> tuple[tuple[int, float], ...]:
-        """What may follow a beam. Its KV was found to be numbers already."""
-        if not slot.state.num_candidates:
-            return ()
-        return next_candidates(
-            slot.state,
-            [slot.history[visible_from(end - 1, group.window) : end] for group in self.info.groups],
-            count=slot.state.num_candidates,
-            vocab_size=self.info.vocab_size,
-        )
+        result.num_verified = num_verified
+        return result
 
     def _draw(
-        self, slot: _Slot, num_samples: int, end: int, *, mask: bytes
-    ) -> tuple[int, ...] | None:
-        """The tokens at position ``end`` of the slot's branch and those after it; None: failed."""
-        histories: list[list[int]] = []
-        for group in range(len(self.info.groups)):
-            seen = self._read(slot, group, end)
-            if seen is None:
-                return None
-            histories.append(seen)
-        if mask and not any(mask):
-            return None
-        state, vocab_size = slot.state, self.info.vocab_size
+        self, state: SlotState, num_samples: int, seen: Histories, *, position: int, mask: bytes
+    ) -> tuple[int, ...]:
+        """The tokens at ``position`` of the slot's branch and those after it."""
+        size = self.info.vocab_size
+        if num_samples == 1:
+            return (
+                next_token(
+                    state, state.branch, seen, position=position, vocab_size=size, mask=mask
+                ),
+            )
         return tuple(
             [
-                next_token(state, branch, histories, position=end, vocab_size=vocab_size, mask=mask)
+                next_token(state, branch, seen, position=position, vocab_size=size, mask=mask)
                 for branch in range(state.branch, state.branch + num_samples)
             ]
         )
 
+    def _report(self, state: SlotState, result: RowResult, seen: Histories) -> None:
+        """What the slot asks to be told besides its tokens; ``seen`` is behind the last of them."""
+        if state.num_candidates:
+            result.candidates = next_candidates(
+                state, seen, count=state.num_candidates, vocab_size=self.info.vocab_size
+            )
+        if state.probe is not None and state.probe.hidden:
+            result.hidden = hidden_state(seen)
+        if (wanted := state.sampling.num_logprobs) >= 0:
+            top = result.candidates[:wanted]
+            result.logprobs = tuple(
+                [TokenLogprobs(token, -1.0 - token / 1024, top) for token in result.token_ids]
+            )
+
+    def _score(self, slot: _Slot, end: int) -> TokenLogprobs:
+        """The logprob of the prompt's token at ``end``: a pure function of what it sees."""
+        token, seen = slot.history[end], self._see(slot, end)
+        if seen is None:
+            return TokenLogprobs(token, float("-inf"))
+        return score(slot.state, seen, token, vocab_size=self.info.vocab_size)
+
     def holds_nan(self, group: int, block: int) -> bool:
         """Whether some slot of a block is not a number."""
         return NOT_A_NUMBER in self._store[group][block]
-
-    def _logprobs(
-        self, row: RowPlan, tokens: tuple[int, ...], top: tuple[tuple[int, float], ...]
-    ) -> tuple[TokenLogprobs, ...]:
-        wanted = self._slots[row.slot].state.sampling.num_logprobs
-        if wanted < 0:
-            return ()
-        return tuple(TokenLogprobs(token, -1.0 - token / 1024, top[:wanted]) for token in tokens)
 
     def _count(self, plan: StepPlan, num_sampling: int) -> None:
         counts = self.counts
@@ -409,12 +416,16 @@ def run_alone(
 ) -> list[int]:
     """What a branch answers when it is alone, computed without any engine, pool or table."""
     tokens = list(state.token_ids)
+    windows = [group.window for group in info.groups]
     while True:
         position = len(tokens)
-        histories = [tokens[visible_from(position - 1, g.window) :] for g in info.groups]
         tokens.append(
             next_token(
-                state, state.branch, histories, position=position, vocab_size=info.vocab_size
+                state,
+                state.branch,
+                visible(tokens, windows),
+                position=position,
+                vocab_size=info.vocab_size,
             )
         )
         num_output = len(tokens) - state.num_prompt_tokens
@@ -439,16 +450,11 @@ def run_beam_alone(
     state: SlotState, info: RunnerInfo, *, stop_ids: frozenset[int], limit: int
 ) -> list[Hypothesis]:
     """What a beam search finds, by full recomputation and without any engine."""
-    sampling = state.sampling
+    sampling, windows = state.sampling, [group.window for group in info.groups]
 
     def continuations(output: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
-        tokens = [*state.token_ids, *output]
-        return next_candidates(
-            state,
-            [tokens[visible_from(len(tokens) - 1, group.window) :] for group in info.groups],
-            count=state.num_candidates,
-            vocab_size=info.vocab_size,
-        )
+        seen = visible((*state.token_ids, *output), windows)
+        return next_candidates(state, seen, count=state.num_candidates, vocab_size=info.vocab_size)
 
     task = BeamTask(
         width=sampling.width,

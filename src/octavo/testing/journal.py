@@ -6,7 +6,7 @@ from octavo.core.request import BranchOutput, FinishReason, Request, Submit
 from octavo.core.runner import RunnerInfo
 from octavo.core.step import SlotState
 from octavo.errors import OverloadedError
-from octavo.testing.fake_runner import hidden_state, run_alone, run_beam_alone, visible_from
+from octavo.testing.fake_runner import hidden_state, run_alone, run_beam_alone, visible
 
 
 class SimulationError(Exception):
@@ -100,7 +100,5 @@ class JournalEntry:
 
     def _hidden_alone(self, info: RunnerInfo) -> bytes:
         """The state of the prompt's last token, without any engine."""
-        tokens = list(self.request.prompt_token_ids)
-        return hidden_state(
-            [tokens[visible_from(len(tokens) - 1, group.window) :] for group in info.groups]
-        )
+        windows = [group.window for group in info.groups]
+        return hidden_state(visible(self.request.prompt_token_ids, windows))
