@@ -20,8 +20,8 @@ def clairvoyant(
 
     def propose(guess: Guess, seq: Sequence, limit: int) -> list[int]:
         guess.chance = SURE - 1
-        state = seq.slot_state()
-        return foresee(state, info, seq.token_ids, limit=limit, wrong=first_wrong())
+        wrong, grammar = first_wrong(), seq.grammar
+        return foresee(seq.slot_state(), info, limit=limit, wrong=wrong, grammar=grammar)
 
     return propose
 
@@ -38,11 +38,11 @@ def clairvoyant_tree(
     def propose(guess: Guess, seq: Sequence, limit: int) -> list[int]:
         guess.chance, guess.detour = 3 * SURE // 4, SURE - 1
         state = seq.slot_state()
-        right = foresee(state, info, seq.token_ids, limit=limit, wrong=limit)
+        right = foresee(state, info, limit=limit, wrong=limit, grammar=seq.grammar)
         paths: list[list[int]] = []
         for number in range(num_paths):
             path, wrong = list(right), first_wrong()
-            if wrong < limit:
+            if wrong < len(right):
                 path[wrong] = (path[wrong] + 1 + number) % info.vocab_size
             if path not in paths:
                 paths.append(path)

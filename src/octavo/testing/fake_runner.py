@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from math import gcd
 
+from octavo.core.grammar import GrammarState
 from octavo.core.request import TokenLogprobs
 from octavo.core.runner import KVGroupSpec, RunnerInfo
 from octavo.core.step import RowPlan, RowResult, SlotState, StepPlan, StepResult
@@ -225,12 +226,9 @@ class FakeRunner:
     def _propose(self, row: RowPlan) -> tuple[int, ...]:
         """The runner's own drafts: it foresees its samples."""
         slot = self._slots[row.slot]
-        tokens = [*slot.history[: row.start], *row.token_ids]
-        return tuple(
-            foresee(
-                slot.state, self.info, tokens, limit=row.num_proposals, wrong=self.first_wrong()
-            )
-        )
+        tokens = (*slot.history[: row.start], *row.token_ids)
+        state = replace(slot.state, token_ids=tokens)
+        return tuple(foresee(state, self.info, limit=row.num_proposals, wrong=self.first_wrong()))
 
     def _apply_slots(self, plan: StepPlan) -> None:
         if plan.generation != self._generation:
@@ -412,36 +410,55 @@ class FakeRunner:
 
 
 def run_alone(
-    state: SlotState, info: RunnerInfo, *, stop_ids: frozenset[int], limit: int
+    state: SlotState,
+    info: RunnerInfo,
+    *,
+    stop_ids: frozenset[int],
+    limit: int,
+    grammar: GrammarState | None = None,
 ) -> list[int]:
-    """What a branch answers when it is alone, computed without any engine, pool or table."""
-    tokens = list(state.token_ids)
+    """What a branch answers when it is alone, computed without any engine, pool or table.
+
+    ``grammar``, if it is bound by one, stands after its last token and is advanced.
+    """
+    tokens, branch, size = list(state.token_ids), state.branch, info.vocab_size
     windows = [group.window for group in info.groups]
+    mask = b""
     while True:
-        position = len(tokens)
-        tokens.append(
-            next_token(
-                state,
-                state.branch,
-                visible(tokens, windows),
-                position=position,
-                vocab_size=info.vocab_size,
-            )
-        )
-        num_output = len(tokens) - state.num_prompt_tokens
-        stopped = tokens[-1] in stop_ids and num_output > state.banned_until
-        if stopped or num_output >= limit:
+        position, seen = len(tokens), visible(tokens, windows)
+        if grammar is not None and not any(mask := grammar.mask()):
+            return tokens[state.num_prompt_tokens :]
+        token = next_token(state, branch, seen, position=position, vocab_size=size, mask=mask)
+        tokens.append(token)
+        if grammar is not None:
+            grammar.accept(token)
+        num_output = position + 1 - state.num_prompt_tokens
+        stopped = token in stop_ids and num_output > state.banned_until
+        if stopped or num_output >= limit or (grammar is not None and grammar.is_complete):
             return tokens[state.num_prompt_tokens :]
 
 
 def foresee(
-    state: SlotState, info: RunnerInfo, tokens: list[int], *, limit: int, wrong: int
+    state: SlotState,
+    info: RunnerInfo,
+    *,
+    limit: int,
+    wrong: int,
+    grammar: GrammarState | None = None,
 ) -> list[int]:
-    """The ``limit`` tokens that will follow ``tokens``, but for number ``wrong``: another one."""
-    known = replace(state, token_ids=tuple(tokens))
-    end = len(tokens) - state.num_prompt_tokens + limit
-    drafts = run_alone(known, info, stop_ids=frozenset(), limit=end)[-limit:]
-    if wrong < limit:
+    """The ``limit`` tokens that will follow, but for number ``wrong``: another one.
+
+    Fewer where a grammar, which is not advanced, lets nothing follow.
+    """
+    known, end = len(state.token_ids), len(state.token_ids) - state.num_prompt_tokens + limit
+    drafts = run_alone(
+        state,
+        info,
+        stop_ids=frozenset(),
+        limit=end,
+        grammar=None if grammar is None else grammar.fork(),
+    )[known - state.num_prompt_tokens :]
+    if wrong < len(drafts):
         drafts[wrong] = (drafts[wrong] + 1) % info.vocab_size
     return drafts
 

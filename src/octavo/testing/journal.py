@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from octavo.core.request import BranchOutput, FinishReason, Request, Submit
+from octavo.core.request import BranchOutput, FinishReason, Request, Submit, TokenLogprobs
 from octavo.core.runner import RunnerInfo
 from octavo.core.step import SlotState
 from octavo.errors import OverloadedError
-from octavo.testing.fake_runner import hidden_state, run_alone, run_beam_alone, visible
+from octavo.testing.fake_runner import hidden_state, run_alone, run_beam_alone, score, visible
+from octavo.testing.toy_grammar import ToyState
 
 
 class SimulationError(Exception):
@@ -17,7 +18,8 @@ class JournalEntry:
     """One request: what was delivered per branch, and how branches ended.
 
     ``limit`` is the most output tokens a branch may have; where the request leaves it open, what
-    the engine fitted to its pool. ``hidden`` is what its probe was told.
+    the engine fitted to its pool. ``hidden`` is what its probe was told, ``scores`` what was told
+    of its prompt.
     """
 
     def __init__(self, request: Request) -> None:
@@ -28,6 +30,7 @@ class JournalEntry:
         self.stopped: set[int] = set()
         self.limit = request.sampling.max_tokens or 1
         self.hidden = b""
+        self.scores: tuple[TokenLogprobs, ...] = ()
 
     @property
     def is_done(self) -> bool:
@@ -55,8 +58,14 @@ class JournalEntry:
             raise SimulationError(f"{where}: output after its end")
         if output.position != len(self.delivered[output.branch]) or output.epoch != self.epoch:
             raise SimulationError(f"{where}: position {output.position} epoch {output.epoch}")
+        if (output.prompt_logprobs and self.scores) or (
+            self.request.sampling.num_logprobs >= 0
+            and tuple([told.token_id for told in output.logprobs]) != output.token_ids
+        ):
+            raise SimulationError(f"{where}: told other logprobs than were asked for")
         self.delivered[output.branch] += output.token_ids
         self.hidden = self.hidden or output.hidden
+        self.scores = self.scores or output.prompt_logprobs
         if output.finish_reason is not None:
             self.ended[output.branch] = output.finish_reason
 
@@ -82,23 +91,35 @@ class JournalEntry:
             probe=request.probe,
             num_candidates=2 * sampling.width + (len(stop_ids) if sampling.min_tokens else 0),
         )
+        self._verify_told(state, info)
         limit = self.limit if whole else len(got)
         probe = request.probe
         if probe is not None and probe.labels:
             limit = min(limit, len(probe.labels[branch]))
-        elif probe is not None and self.hidden != self._hidden_alone(info):
-            raise SimulationError(f"{request.request_id} was told another state than it has alone")
         if sampling.use_beam_search:
             found = run_beam_alone(state, info, stop_ids=stop_ids, limit=limit)
             alone = list(found[branch].token_ids)
         else:
-            alone = run_alone(state, info, stop_ids=stop_ids, limit=limit)
+            grammar = None
+            if sampling.grammar is not None:
+                grammar = ToyState.of(sampling.grammar, vocab_size=info.vocab_size)
+            alone = run_alone(state, info, stop_ids=stop_ids, limit=limit, grammar=grammar)
         if got != alone:
             raise SimulationError(
                 f"{request.request_id}/{branch} answered {got}, alone it answers {alone}"
             )
 
-    def _hidden_alone(self, info: RunnerInfo) -> bytes:
-        """The state of the prompt's last token, without any engine."""
+    def _verify_told(self, state: SlotState, info: RunnerInfo) -> None:
+        """What was told of the prompt, held against what it is without any engine."""
+        prompt = state.token_ids
         windows = [group.window for group in info.groups]
-        return hidden_state(visible(self.request.prompt_token_ids, windows))
+        asks_state = state.probe is not None and state.probe.hidden
+        if asks_state and self.hidden != hidden_state(visible(prompt, windows)):
+            raise SimulationError(f"{self.request.request_id} was told another state")
+        if state.sampling.prompt_logprobs is not None:
+            alone = [
+                score(state, visible(prompt[:at], windows), prompt[at], vocab_size=info.vocab_size)
+                for at in range(1, len(prompt))
+            ]
+            if list(self.scores) != alone:
+                raise SimulationError(f"{self.request.request_id} was told other prompt_logprobs")

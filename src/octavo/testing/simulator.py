@@ -16,75 +16,27 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
 from math import log
 from random import Random
 from time import process_time
-from typing import Literal
 
-from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core.probe import Probe
 from octavo.core.request import Abort, BranchOutput, Request, StopBranch, Submit
-from octavo.core.runner import RunnerInfo
-from octavo.core.sampling_params import SamplingParams
 from octavo.engine import EngineCore
+from octavo.errors import OverloadedError
 from octavo.kv.block_pool import BlockPool
 from octavo.kv.prefix_index import Node
 from octavo.testing.clairvoyant import clairvoyant, clairvoyant_tree
-from octavo.testing.fake_runner import FakeRunner, make_info
+from octavo.testing.fake_runner import FakeRunner
 from octavo.testing.journal import JournalEntry, SimulationError
 from octavo.testing.recount import recount
+from octavo.testing.simulator_requests import RequestMaker
+from octavo.testing.simulator_scenario import Misjudging, draw_scenario
+from octavo.testing.toy_grammar import ToyGrammars
 
-BLOCK_SIZES = (1, 2, 3, 8, 16, 32)
 EPISODE_STEPS = 500
 RECOUNT_EVERY_N_STEPS = 128
-MAX_PROMPT = 40
-MAX_OUTPUT = 24
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """The shape of one episode. ``shares``: blocks are shared (prefixes, branches) and leased."""
-
-    info: RunnerInfo
-    scheduler: SchedulerConfig
-    cache: CacheConfig
-    load: int
-    shares: bool
-
-    @property
-    def never_preempts(self) -> bool:
-        """Whether promises must hold to the last block (see ``scheduler.admission``)."""
-        exact = len(self.info.groups) == 1 or not self.shares
-        return self.scheduler.policy == "reserve" and exact
-
-
-def draw_scenario(rng: Random) -> Scenario:
-    """Block size, pool, windows, policy and limits at random, always with too few blocks."""
-    block_size = rng.choice(BLOCK_SIZES)
-    per_request = -(-(MAX_PROMPT + MAX_OUTPUT) // block_size)
-    windows: tuple[int | None, ...] = rng.choice([(None,), (None,), (None, 5), (16, None)])
-    info = make_info(
-        block_size=block_size,
-        num_blocks=max(4, int(per_request * rng.uniform(2.5, 7.0))),
-        windows=windows,
-        max_model_len=MAX_PROMPT + MAX_OUTPUT,
-        vocab_size=rng.choice([50, 1000]),
-    )
-    scheduler = SchedulerConfig(
-        max_num_batched_tokens=rng.choice([8, 16, 64, 256]),
-        max_num_seqs=rng.choice([6, 8, 16]),
-        max_waiting=rng.choice([6, 64]),
-        policy=rng.choice(["reserve", "estimate", "optimistic", "optimistic"]),
-        speculate=rng.choice(["off", "ngram", "suffix", "tree", "draft:runner"]),
-        num_draft_tokens=rng.choice([1, 3, 7]),
-        check_every_n_steps=1,
-    )
-    shares = rng.random() < 0.85
-    cache = CacheConfig(prefix_cache=shares and rng.random() < 0.9)
-    return Scenario(info, scheduler, cache, rng.randint(7, 14), shares)
 
 
 class FlakyAllocation:
@@ -112,30 +64,37 @@ class Episode:
         self.rng = rng
         self.events = events
         self.scenario = draw_scenario(rng)
+        self.requests = RequestMaker(rng, self.scenario, events)
         self.now = 0.0
-        self.entries: dict[str, JournalEntry] = {}
         self.live: dict[str, JournalEntry] = {}
         self._failed: list[Request] = []
-        self._digests: dict[str, bytes] = {}
+        self._digests: dict[tuple[str, str], bytes] = {}
         self.leases: list[tuple[int, ...]] = []
         self._num_requests = 0
+        self._num_boots = 0
+        self._arrives_at = 0
         self._num_forced = 0
         self._step_number = 0
         self._troubles = self._kinds_of_trouble()
         self._due: list[tuple[int, int]] = []
         for kind in range(len(self._troubles)):
             self._draw_due(kind)
-        self._topics = [
-            [rng.randrange(40) for _ in range(MAX_PROMPT)] for _ in range(rng.randint(1, 3))
-        ]
         self._boot()
 
     def _boot(self) -> None:
         """A new engine process: empty pool, empty queues."""
         self.runner = FakeRunner(self.scenario.info)
+        self.grammars = ToyGrammars(self.scenario.info.vocab_size)
+        self._num_boots += 1
         self.core = EngineCore(
-            self.runner, self.scenario.scheduler, self.scenario.cache, epoch=len(self.entries)
+            self.runner,
+            self.scenario.scheduler,
+            self.scenario.cache,
+            epoch=self._num_boots,
+            grammars=self.grammars,
         )
+        if self.scenario.misjudges:
+            self.core.scheduler.policy = Misjudging()
         self.flaky = [FlakyAllocation(pool) for pool in self.core.kv.pools]
         for pool, flaky in zip(self.core.kv.pools, self.flaky, strict=True):
             pool.allocate = flaky  # type: ignore[method-assign]
@@ -155,12 +114,14 @@ class Episode:
         """Work under fire until ``num_steps`` counted steps, then drain; returns the count."""
         counted = 0
         while counted < num_steps:
-            for _ in range(min(2, self.scenario.load - len(self.live))):
-                self._arrive()
+            if self._step_number >= self._arrives_at:
+                for _ in range(min(2, self.scenario.load - len(self.live))):
+                    self._arrive()
             self._disturb()
             counted += self._step()
         self._end_leases()
         for _ in range(100_000):
+            self._compile()
             if not self.core.has_work():
                 break
             counted += self._step()
@@ -194,6 +155,9 @@ class Episode:
             self.events["failed rows"] += 1
         if output.finish_reason is None:
             return
+        if output.error_code == OverloadedError.code:
+            # A client that is turned away waits before it tries again.
+            self._arrives_at = self._step_number + self.rng.randint(2, 12)
         self.events[f"ended {output.error_code or output.finish_reason}"] += 1
         entry.verify(output.branch, self.scenario.info)
         if entry.is_done:
@@ -215,16 +179,16 @@ class Episode:
 
     def _check_failed(self) -> None:
         """Nothing that a request which failed may be part of stays in the cache alone."""
-        kv, failed = self.core.kv, list(self._failed)
+        if not self._failed:
+            return
+        kv = self.core.kv
+        failed = {(r.prompt_token_ids[0], self._digests[r.tenant, r.domain]) for r in self._failed}
         self._failed.clear()
-        for group, pool in enumerate(kv.pools) if failed else ():
+        for group, pool in enumerate(kv.pools):
+            nodes = kv.index.blocks(group)
             spoiled = filter(partial(self.runner.holds_nan, group), pool.cached_blocks())
-            for first_token, digest in map(
-                _origin, map(kv.index.blocks(group).__getitem__, spoiled)
-            ):
-                if any(first_token == r.prompt_token_ids[0]
-                       and digest == self._digests[r.tenant] for r in failed):  # fmt: skip
-                    raise SimulationError("a block that is not a number can still be found")
+            if any(_origin(nodes[block]) in failed for block in spoiled):
+                raise SimulationError("a block that is not a number can still be found")
 
     def _check_idle(self) -> None:
         if self.live:
@@ -248,65 +212,10 @@ class Episode:
     # -- what happens to it ------------------------------------------------------------------
 
     def _arrive(self) -> None:
-        rng = self.rng
         self._num_requests += 1
-        topic = rng.choice(self._topics)
-        prompt = topic[: rng.randint(1, MAX_PROMPT - 4)]
-        prompt += [rng.randrange(40) for _ in range(rng.randint(0, 3))]
-        if rng.random() < 0.003:
-            prompt *= MAX_PROMPT + MAX_OUTPUT  # longer than the model
-        output = rng.randint(1, MAX_OUTPUT)
-        sampling = SamplingParams(
-            n=rng.choice([1, 1, 1, 2, 3]) if self.scenario.shares else 1,
-            max_tokens=output if rng.random() < 0.9 else None,
-            min_tokens=rng.choice([0, 0, min(3, output)]),
-            seed=rng.randrange(1 << 30),
-        )
-        if self.scenario.shares and rng.random() < 0.08:
-            sampling = self._as_beam_search(sampling)
-            self.events["beam searches"] += 1
-        probe = self._probe() if rng.random() < 0.05 else None
-        sampling = probe.sampling if probe is not None else sampling
-        request = Request(
-            request_id=f"r{self._num_requests}",
-            prompt_token_ids=tuple(prompt),
-            sampling=sampling,
-            eos_token_ids=(7, 8),
-            tenant=rng.choice(["a", "a", "a", "b", "c"]),
-            deadline=self.now + rng.uniform(0.02, 0.5) if rng.random() < 0.05 else None,
-            priority=rng.choice([0, 0, -1, 1]),
-            probe=probe,
-        )
-        self.events[f"tenant {request.tenant}"] += 1
-        self.events[f"priority {request.priority}"] += 1
-        self.events["deadlines"] += request.deadline is not None
-        entry = JournalEntry(request)
-        self.entries[request.request_id] = self.live[request.request_id] = entry
+        entry = JournalEntry(self.requests.draw(f"r{self._num_requests}", self.now))
+        self.live[entry.request.request_id] = entry
         self._submit(entry)
-        self.events["arrivals"] += 1
-
-    def _probe(self) -> Probe:
-        """Labels to be scored, or a hidden state to be told."""
-        rng = self.rng
-        self.events["probes"] += 1
-        if rng.random() < 0.4:
-            return Probe(hidden=True)
-        count = rng.randint(1, 3) if self.scenario.shares else 1
-        lengths = [rng.randint(1, min(4, MAX_OUTPUT)) for _ in range(count)]
-        return Probe(labels=tuple(tuple(rng.choices(range(40), k=n)) for n in lengths))
-
-    def _as_beam_search(self, sampling: SamplingParams) -> SamplingParams:
-        rng = self.rng
-        early_stopping: list[bool | Literal["never"]] = [False, True, "never"]
-        return replace(
-            sampling,
-            use_beam_search=True,
-            best_of=rng.randint(max(2, sampling.n), 4),
-            temperature=0.0,
-            length_penalty=rng.choice([0.0, 1.0, 2.0]),
-            early_stopping=rng.choice(early_stopping),
-            stop_token_ids=tuple(rng.sample(range(40), rng.choice([0, 0, 3]))),
-        )
 
     def _submit(self, entry: JournalEntry) -> None:
         """Hand a request to the engine, whatever of it was delivered already."""
@@ -314,7 +223,7 @@ class Episode:
         self.core.handle(entry.submit(), self.now)
         if (state := self.core.requests.states.get(request.request_id)) is not None:
             entry.limit = state.max_output
-            self._digests[request.tenant] = state.digest
+            self._digests[request.tenant, request.domain] = state.digest
 
     def _disturb(self) -> None:
         """Fire each kind of trouble with its own probability per step.
@@ -349,6 +258,9 @@ class Episode:
             ("duplicate submits", 0.01, self._duplicate),
             ("resubmits", 0.01, self._resubmit),
             ("crashes", 0.003, self._crash),
+            ("compiled grammars", 0.2, self._compile),
+            ("token budgets", 0.01, self._narrow),
+            ("token budget ends", 0.2, self._widen),
         ]
 
     def _any_live(self) -> JournalEntry | None:
@@ -442,6 +354,23 @@ class Episode:
         for entry in self.live.values():
             entry.epoch += 1
             self._submit(entry)
+        return True
+
+    def _compile(self) -> bool:
+        """What was asked to be compiled is ready, or refused."""
+        asked, self.grammars.asked = dict.fromkeys(self.grammars.asked), []
+        for grammar in asked:
+            error = "too hard" if self.rng.random() < 0.1 else ""
+            self.core.handle(self.grammars.finish(grammar, error), self.now)
+        return bool(asked)
+
+    def _narrow(self) -> bool:
+        """Steps turn out to take longer than they may."""
+        self.core.set_token_budget(self.rng.choice([1, 2, 5]))
+        return True
+
+    def _widen(self) -> bool:
+        self.core.set_token_budget(self.scenario.scheduler.max_num_batched_tokens)
         return True
 
     def _flush(self) -> None:

@@ -17,6 +17,12 @@ class ToyState:
         self._at = at
         self._failure = ""
 
+    @classmethod
+    def of(cls, grammar: Grammar, *, vocab_size: int) -> ToyState:
+        """The state at the start of ``grammar``."""
+        places = [frozenset(map(int, choice.split())) for choice in grammar.choices]
+        return cls(places, vocab_size=vocab_size)
+
     def mask(self) -> bytes:
         """See ``GrammarState``; a place that allows nothing is a grammar that fails there."""
         allowed = self._places[self._at] if self._at < len(self._places) else frozenset()
@@ -59,8 +65,7 @@ class ToyGrammars:
         if grammar.identity not in self._ready:
             self.asked.append(grammar)
             return None
-        places = [frozenset(map(int, choice.split())) for choice in grammar.choices]
-        return ToyState(places, vocab_size=self._vocab_size)
+        return ToyState.of(grammar, vocab_size=self._vocab_size)
 
     def finish(self, grammar: Grammar, error: str = "") -> GrammarReady:
         """The event that says that a grammar has been compiled, or refused."""
