@@ -136,6 +136,7 @@ class Episode:
             self._deliver(output)
         stepped = self.runner.counts.steps - before
         self._check(may_idle=bool(stepped) or self.core.counters.failed_steps > failed)
+        self._check_owners()
         self._check_failed()
         for group, pool in enumerate(self.core.kv.pools):
             self.runner.poison(group, pool.free_blocks())
@@ -176,6 +177,19 @@ class Episode:
         for flaky in self.flaky:
             self.events["refused allocations"] += flaky.num_refused
             flaky.num_refused = 0
+
+    def _check_owners(self) -> None:
+        """P3: no block is held for two tenants, or under two salts."""
+        for group, pool in enumerate(self.core.kv.pools):
+            if 1 not in pool.shared:
+                continue
+            owners: dict[int, tuple[str, str]] = {}
+            for seq in self.core.scheduler.running:
+                assert seq.kv is not None, "I7: a running sequence has KV"
+                owner = seq.state.request.tenant, seq.state.request.domain
+                for block in seq.kv.tables[group].blocks:
+                    if owners.setdefault(block, owner) != owner:
+                        raise SimulationError(f"P3: block {block} is held for two owners")
 
     def _check_failed(self) -> None:
         """Nothing that a request which failed may be part of stays in the cache alone."""
