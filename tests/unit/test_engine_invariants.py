@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,7 +15,14 @@ from octavo.engine import EngineCore
 from octavo.kv import check_fits
 from octavo.kv.block_pool import OwnerKind
 from octavo.scheduler import Status
-from octavo.testing import EngineDriver, FakeRunner, SimulationError, make_info, make_request
+from octavo.testing import (
+    EngineDriver,
+    FakeRunner,
+    FakeRunnerError,
+    SimulationError,
+    make_info,
+    make_request,
+)
 
 
 def driver() -> EngineDriver:
@@ -208,6 +216,72 @@ def test_an_index_that_is_broken_is_found_a_few_steps_later() -> None:
     for _ in range(8):
         d.core.step(d.now)
     assert any(text.startswith("I5") for text in d.core.violations)
+
+
+def one_reference_more(d: EngineDriver) -> None:
+    d.core.kv.pools[0].refs[held(d)] += 1
+
+
+def one_lease_more(d: EngineDriver) -> None:
+    d.core.kv.pools[0].leases[held(d)] += 1
+
+
+def one_draining_more(d: EngineDriver) -> None:
+    d.core.kv.pools[0].num_draining += 1
+
+
+def one_free_less(d: EngineDriver) -> None:
+    d.core.kv.pools[0]._free.pop(0)
+
+
+def one_findable_less(d: EngineDriver) -> None:
+    d.core.kv.pools[0]._indexed[next(iter(d.core.kv.index.blocks(0)))] = 0
+
+
+def one_promise_more(d: EngineDriver) -> None:
+    d.core.scheduler.running[0].kv.promised[0] += 1
+
+
+def one_entry_less(d: EngineDriver) -> None:
+    d.core.scheduler.running[0].kv.tables[0].blocks.pop(0)
+
+
+def held(d: EngineDriver) -> int:
+    return d.core.scheduler.running[0].kv.tables[0].blocks[0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (one_reference_more, "I2: group 0: the counts"),
+        (one_lease_more, "I2: group 0: the counts"),
+        (one_draining_more, "I1: group 0: the number of draining"),
+        (one_free_less, "I10: "),
+        (one_findable_less, "I5: group 0: index and pool"),
+        (one_promise_more, "I6: group 0: promises sum"),
+        (one_entry_less, "I10: "),
+    ],
+)
+def test_a_wrong_sum_is_found_in_the_step_itself(
+    damage: Callable[[EngineDriver], None], words: str
+) -> None:
+    """Also in a step that does not count every block again."""
+    d = EngineDriver(make_info(block_size=4))
+    d.submit(make_request("a", [1] * 9, sampling=SamplingParams(max_tokens=40)))
+    for _ in range(9):
+        d.step()
+    check, thorough = d.core.check_invariants, []
+
+    def spied(**how: bool) -> list[str]:
+        thorough.append(how["thorough"])
+        return check(**how)
+
+    d.core.check_invariants = spied  # type: ignore[method-assign]
+    damage(d)
+    with contextlib.suppress(FakeRunnerError):
+        d.core.step(d.now)
+    assert thorough in ([False], [])
+    assert any(found.startswith(words) for found in d.core.violations)
 
 
 def test_a_request_that_waits_for_no_grammar_must_not_say_so() -> None:

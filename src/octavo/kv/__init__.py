@@ -5,7 +5,7 @@
 
 from octavo.kv.block_table import Account, BlockTable, SequenceKV
 from octavo.kv.charges import Holding
-from octavo.kv.invariants import check_copies, check_fits, check_kv, check_writes
+from octavo.kv.invariants import check_copies, check_fits, check_kv, check_sums, check_writes
 from octavo.kv.kv_cache_manager import KVCacheManager
 from octavo.kv.kv_state import PrefixHit
 from octavo.kv.ledger import Ledger, metadata_bytes, take_ledger
@@ -27,6 +27,7 @@ __all__ = [
     "check_copies",
     "check_fits",
     "check_kv",
+    "check_sums",
     "check_writes",
     "common_prefix_length",
     "metadata_bytes",

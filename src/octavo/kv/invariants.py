@@ -34,6 +34,23 @@ def check_kv(kv: KVState) -> list[str]:
     return found + take_ledger(kv).violations()
 
 
+def check_sums(kv: KVState) -> list[str]:
+    """I1, I2 and I5 in sums, I6 in full: a few sums per group, which ``check_kv`` takes apart."""
+    found: list[str] = []
+    for group, pool in enumerate(kv.pools):
+        owners = list(pool.owners())
+        held = sum([len(blocks) for _, blocks in owners])
+        leased = sum([len(blocks) for kind, blocks in owners if kind is OwnerKind.LEASE])
+        if sum(pool.refs) != held or sum(pool.leases) != leased:
+            found.append(f"I2: group {group}: the counts do not sum to what is held and leased")
+        if pool.num_draining != pool.count_draining():
+            found.append(f"I1: group {group}: the number of draining blocks is wrong")
+        if sum(pool.indexed_marks()) != len(kv.index.blocks(group)):
+            found.append(f"I5: group {group}: index and pool know different numbers of blocks")
+        found += _promises(kv, group)
+    return found
+
+
 def _blocks(kv: KVState, group: int) -> Iterator[str]:
     pool = kv.pools[group]
     owners = list(pool.owners())
