@@ -339,3 +339,19 @@ def test_a_branch_left_alone_by_its_siblings_needs_no_copy() -> None:
     driver.run()
     driver.entries["r"].verify(1, driver.info)
     assert driver.counters["cow_copies"] == 0
+
+
+def test_a_parent_writes_in_place_and_its_branches_copy() -> None:
+    """The copies that are promised, one per branch forked, are the copies that are made."""
+    driver = EngineDriver(make_info(block_size=8))
+    driver.submit(make_request("a", PROMPT, sampling=sampling(n=3)))
+    driver.step()
+    branches = driver.core.requests.states["a"].branches
+    kv = branches[0].kv
+    assert kv is not None
+    assert [seq.branch for seq in driver.core.scheduler.running] == [1, 2, 0]
+    assert [seq.kv.cow_due for seq in branches.values() if seq.kv] == [False, True, True]
+    tail = kv.tables[0].blocks[-1]
+    driver.step()
+    assert kv.tables[0].blocks[-1] == tail
+    assert driver.counters["cow_copies"] == 2
