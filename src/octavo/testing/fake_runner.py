@@ -359,12 +359,6 @@ class FakeRunner:
     ) -> tuple[int, ...]:
         """The tokens at ``position`` of the slot's branch and those after it."""
         size = self.info.vocab_size
-        if num_samples == 1:
-            return (
-                next_token(
-                    state, state.branch, seen, position=position, vocab_size=size, mask=mask
-                ),
-            )
         return tuple(
             [
                 next_token(state, branch, seen, position=position, vocab_size=size, mask=mask)
@@ -451,13 +445,9 @@ def foresee(
     Fewer where a grammar, which is not advanced, lets nothing follow.
     """
     known, end = len(state.token_ids), len(state.token_ids) - state.num_prompt_tokens + limit
-    drafts = run_alone(
-        state,
-        info,
-        stop_ids=frozenset(),
-        limit=end,
-        grammar=None if grammar is None else grammar.fork(),
-    )[known - state.num_prompt_tokens :]
+    ahead = None if grammar is None else grammar.fork()
+    drafts = run_alone(state, info, stop_ids=frozenset(), limit=end, grammar=ahead)
+    drafts = drafts[known - state.num_prompt_tokens :]
     if wrong < len(drafts):
         drafts[wrong] = (drafts[wrong] + 1) % info.vocab_size
     return drafts
