@@ -181,15 +181,13 @@ class Episode:
     def _check_owners(self) -> None:
         """P3: no block is held for two tenants, or under two salts."""
         for group, pool in enumerate(self.core.kv.pools):
-            if 1 not in pool.shared:
-                continue
             owners: dict[int, tuple[str, str]] = {}
-            for seq in self.core.scheduler.running:
+            for seq in self.core.scheduler.running if 1 in pool.shared else ():
                 assert seq.kv is not None, "I7: a running sequence has KV"
                 owner = seq.state.request.tenant, seq.state.request.domain
-                for block in seq.kv.tables[group].blocks:
-                    if owners.setdefault(block, owner) != owner:
-                        raise SimulationError(f"P3: block {block} is held for two owners")
+                blocks = seq.kv.tables[group].blocks
+                if any(owners.setdefault(block, owner) != owner for block in blocks):
+                    raise SimulationError("P3: a block is held for two owners")
 
     def _check_failed(self) -> None:
         """Nothing that a request which failed may be part of stays in the cache alone."""
