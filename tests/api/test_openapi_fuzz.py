@@ -1,0 +1,100 @@
+"""What ``/openapi.json`` says, asked of a server of real processes: what fits, and what does not.
+
+No answer is a fault of the server, each is one that the document knows, in its shape, and a body
+that does not fit is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from octavo.testing.processes import ServerProcess, fake_serve_argv, running_server
+
+schemathesis = pytest.importorskip("schemathesis")
+from schemathesis.checks import CHECKS  # noqa: E402
+
+NAMES = (
+    "not_a_server_error", "status_code_conformance", "content_type_conformance",
+    "response_headers_conformance", "response_schema_conformance", "negative_data_rejection",
+)  # fmt: skip
+# Their bodies are small, so that drawing them is quick; the others are drawn in the slow run.
+QUICK = (
+    "/detokenize", "/v1/embeddings", "/v1/score", "/v1/models/{name}",
+    "/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items",
+)  # fmt: skip
+MODES = ("positive", "negative")
+FEW = [
+    (path, mode)
+    for path in QUICK
+    for mode in MODES
+    # Any text is a name: nothing that does not fit can be asked of a path without a query.
+    if mode == "positive" or not path.endswith("}")
+]
+
+
+@pytest.fixture(scope="module")
+def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("fuzz")
+    argv = fake_serve_argv(folder, smollm2_path, num_blocks=40, grammars_of=str(smollm2_path))
+    with running_server(folder, argv) as running:
+        running.wait_ready()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def operations(server: ServerProcess) -> dict[str, Any]:
+    document = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    return {found.ok().label: found.ok() for found in document.get_all_operations()}
+
+
+def ask(operation: Any, mode: str, *, max_examples: int) -> int:
+    """Send so many cases; how many were sent."""
+    checks = [CHECKS.get_one(name) for name in NAMES]
+    count = 0
+
+    @seed(20)
+    @settings(
+        max_examples=max_examples, deadline=None, database=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(case=operation.as_strategy(generation_mode=schemathesis.GenerationMode(mode)))
+    def send(case: Any) -> None:
+        nonlocal count
+        count += 1
+        case.call_and_validate(checks=checks, timeout=30)
+
+    send()
+    return count
+
+
+def check_idle(server: ServerProcess) -> None:
+    assert server.metric("octavo_engine_restarts_total") == 0
+    assert server.metric("octavo_orphan_blocks") == 0
+    assert server.metric("octavo_engine_invariant_violations_total") == 0
+
+
+@pytest.mark.parametrize(("path", "mode"), FEW)
+def test_a_few(server: ServerProcess, operations: dict[str, Any], path: str, mode: str) -> None:
+    for label, operation in operations.items():
+        if label.split()[1] == path:
+            assert ask(operation, mode, max_examples=8) > 0
+    check_idle(server)
+
+
+# Drawing one body of a conversation takes a second or more.
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("mode", MODES)
+def test_many(server: ServerProcess, operations: dict[str, Any], mode: str) -> None:
+    counts = {
+        label: ask(operation, mode, max_examples=20)
+        for label, operation in operations.items()
+        if mode == "positive" or operation.body or operation.query
+    }
+    assert counts["POST /v1/chat/completions"] > 10
+    check_idle(server)
