@@ -19,7 +19,7 @@ schemathesis = pytest.importorskip("schemathesis")
 from schemathesis.checks import CHECKS  # noqa: E402
 
 NAMES = (
-    "not_a_server_error", "status_code_conformance", "content_type_conformance",
+    "status_code_conformance", "content_type_conformance",
     "response_headers_conformance", "response_schema_conformance", "negative_data_rejection",
 )  # fmt: skip
 # Their bodies are small, so that drawing them is quick; the others are drawn in the slow run.
@@ -66,7 +66,10 @@ def ask(operation: Any, mode: str, *, max_examples: int) -> int:
     def send(case: Any) -> None:
         nonlocal count
         count += 1
-        case.call_and_validate(checks=checks, timeout=30)
+        response = case.call(timeout=30)
+        # 504 is the answer to a case with a tiny deadline of its own.
+        assert response.status_code < 500 or response.status_code == 504
+        case.validate_response(response, checks=checks)
 
     send()
     return count

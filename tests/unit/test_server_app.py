@@ -473,8 +473,12 @@ def test_tokens_and_text(play: Any) -> None:
         check_error(await here.post("/detokenize", tokens=[-1]), 400, "tokens")
         check_error(await here.post("/detokenize", tokens=["a"]), 400, "tokens")
         check_error(await here.post("/tokenize", prompt="a", foo=1), 400, "foo")
-        odd = {"prompt": "a", "add_generation_prompt": False}
-        check_error(await here.post("/tokenize", **odd), 400, "add_generation_prompt")
+        for name, value in (
+            ("add_generation_prompt", False), ("continue_final_message", False),
+            ("chat_template_kwargs", {}), ("reasoning_effort", "strange"), ("tools", []),
+            ("tool_choice", "auto"), ("parallel_tool_calls", True),
+        ):  # fmt: skip
+            check_error(await here.post("/tokenize", prompt="a", **{name: value}), 400, name)
         odd = {"messages": HELLO, "add_special_tokens": False}
         check_error(await here.post("/tokenize", **odd), 400, "add_special_tokens")
 

@@ -10,6 +10,7 @@ from octavo.server.call import read_values
 from octavo.server.conversation import chat_conversation
 from octavo.server.endpoints import Endpoint
 from octavo.server.field_check import check_fields
+from octavo.server.fields import FIELDS
 from octavo.server.prompts import MAX_PROMPT_IDS
 from octavo.server.replies import Exchange, send_json
 from octavo.server.state import ServerState
@@ -18,7 +19,11 @@ from octavo.server.typed_body import TypedBody
 _Result = TypeVar("_Result")
 # Which fields mean something for one of the two ways to say a prompt.
 _OF_PROMPT = ("add_special_tokens",)
-_OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+_OF_MESSAGES = tuple(
+    field.name
+    for field in FIELDS
+    if Endpoint.APPLY_TEMPLATE in field.endpoints and field.name not in {"model", "messages"}
+)
 
 
 async def tokenize(state: ServerState, http: Exchange) -> None:
