@@ -40,8 +40,6 @@ def finished(path: Path, schemas: dict[str, Schema]) -> dict[str, str]:
             SamplingParams(
                 temperature=0.7,
                 top_p=0.95,
-                # What lets a small model out of a loop of digits or of nodes within nodes.
-                frequency_penalty=0.2,
                 seed=seed,
                 max_tokens=MAX_TOKENS,
                 grammar=schema_grammar(schema, "response_format"),
