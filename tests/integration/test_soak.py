@@ -9,22 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import multiprocessing
 import random
-import socket
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from health_watch import HEALTH, percentile, watched
 from octavo.bench.http_stream import Endpoint, HttpClient
+from octavo.cluster.engine_loop import LEASE_S
 from octavo.testing.processes import ServerProcess, fake_serve_argv, running_server
 
 NUM_IDLE = 200
@@ -33,7 +30,11 @@ ABORTED_SHARE = 0.2
 # Below the server's own limit, so that an idle connection stays one.
 IDLE_S = 20.0
 SAMPLE_S = 1.0
-HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+# How late a process may wake on a machine whose other figures say something.
+QUIET_S = 0.01
+
+# What a client is told after the machine stood still for longer than some deadline.
+LATE = (" 503", " 408", "'timed out'")
 
 Ask = tuple[str, dict[str, Any]]
 
@@ -146,55 +147,14 @@ class Load:
 
     async def _keep_idle(self, rng: random.Random) -> None:
         reader, writer = await asyncio.open_connection(self._endpoint.host, self._endpoint.port)
-        while self._left_s() > 0:
-            writer.write(HEALTH)
-            assert (await reader.readuntil(b'"alive"}')).startswith(b"HTTP/1.1 200")
-            await asyncio.sleep(min(rng.uniform(0.5, 1) * IDLE_S, max(0.0, self._left_s())))
-        writer.close()
+        with contextlib.closing(writer):
+            while self._left_s() > 0:
+                writer.write(HEALTH)
+                assert (await reader.readuntil(b'"alive"}')).startswith(b"HTTP/1.1 200")
+                await asyncio.sleep(min(rng.uniform(0.5, 1) * IDLE_S, max(0.0, self._left_s())))
 
     def _count(self, what: str) -> None:
         self.outcomes[what] = self.outcomes.get(what, 0) + 1
-
-
-def watch_health(url: str, stop: Event, results: Any) -> None:
-    """In a process of its own: how long /health took, and how late this process itself woke."""
-    endpoint = Endpoint.parse(url)
-    answers, own = [], []
-    while not stop.is_set():
-        with (
-            contextlib.suppress(ConnectionError),
-            socket.create_connection((endpoint.host, endpoint.port)) as connection,
-        ):
-            while not stop.is_set():
-                answers.append(ask_health(connection))
-                start = time.monotonic()
-                time.sleep(0.02)
-                own.append(time.monotonic() - start - 0.02)
-    results.put((answers, own))
-
-
-def ask_health(connection: socket.socket) -> float:
-    start, answer = time.monotonic(), b""
-    connection.sendall(HEALTH)
-    while not answer.endswith(b'"alive"}'):
-        data = connection.recv(4096)
-        if not data:
-            raise ConnectionResetError
-        answer += data
-    return time.monotonic() - start
-
-
-@contextmanager
-def watched(url: str) -> Iterator[dict[str, list[float]]]:
-    context = multiprocessing.get_context("spawn")
-    stop, results = context.Event(), context.Queue()
-    watcher = context.Process(target=watch_health, args=(url, stop, results))
-    watcher.start()
-    found: dict[str, list[float]] = {}
-    yield found
-    stop.set()
-    found["health"], found["watcher"] = results.get(timeout=30)
-    watcher.join(30)
 
 
 def rss_kib(pid: int) -> int:
@@ -210,10 +170,6 @@ async def sampled(children: dict[str, int], samples: dict[str, list[int]]) -> No
         for name, pid in children.items():
             samples[name].append(rss_kib(pid))
         await asyncio.sleep(SAMPLE_S)
-
-
-def percentile(values: list[float], percent: int) -> float:
-    return sorted(values)[len(values) * percent // 100]
 
 
 def check_nothing_is_left(server: ServerProcess) -> None:
@@ -247,8 +203,13 @@ def check_nothing_is_left(server: ServerProcess) -> None:
     assert found[violations] == found[orphans] == 0
 
 
-def check_outcomes(outcomes: dict[str, int]) -> None:
-    bad = {what: count for what, count in outcomes.items() if not is_expected(what)}
+def check_outcomes(outcomes: dict[str, int], *, stood_still: bool) -> None:
+    """``stood_still``: the machine did, for longer than the lease between the processes."""
+    bad = {
+        what: count
+        for what, count in outcomes.items()
+        if not is_expected(what) and not (stood_still and what.endswith(LATE))
+    }
     assert not bad, bad
     assert outcomes.pop("idle") == NUM_IDLE
     assert outcomes["left"] > 0
@@ -278,19 +239,22 @@ def test_mixed_load_leaves_nothing(server: ServerProcess, seconds: int) -> None:
 
     with watched(server.url) as stalls:
         asyncio.run(main())
-    check_outcomes(load.outcomes)
+    report(load, samples, stalls, steps=server.metric("octavo_engine_steps_total"))
+    check_outcomes(load.outcomes, stood_still=max(stalls["watcher"]) > LEASE_S / 2)
     check_nothing_is_left(server)
     assert server.children == children
     assert {name: num_descriptors(pid) for name, pid in children.items()} == descriptors
-    report(load, samples, stalls, steps=server.metric("octavo_engine_steps_total"))
     if seconds > 60:
         for name, values in samples.items():
-            # The first third fills caches and stores up to their caps.
-            quarter = len(values) // 4
-            middle = statistics.median(values[quarter + quarter // 3 : 2 * quarter])
-            last = statistics.median(values[-quarter:])
+            # The first third fills caches and stores up to their caps. What long texts take for
+            # a moment is no leak, so the valleys are compared.
+            third = len(values) // 3
+            middle, last = (
+                percentile(part, 10) for part in (values[third:-third], values[-third:])
+            )
             assert last - middle < 8 << 10, (name, middle, last)
-        assert percentile(stalls["health"], 99) < 0.1
+        if percentile(stalls["watcher"], 99) < QUIET_S:
+            assert percentile(stalls["health"], 99) < 0.1
 
 
 def report(

@@ -121,6 +121,16 @@ def test_idle_is_a_wait_without_end() -> None:
     assert room.wire.timeouts[-1] == 0.0
 
 
+def test_the_heartbeat_rests_from_the_turn_of_the_last_step() -> None:
+    room = Room()
+    room.hello()
+    room.say(submit(max_tokens=2))
+    while room.core.has_work():
+        assert room.loop._heartbeat._awake.is_set()
+        room.loop.run_once()
+    assert not room.loop._heartbeat._awake.is_set()
+
+
 def test_strangers_are_not_served() -> None:
     room = Room()
     room.say(submit())

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.errors import InvalidRequestError
+from octavo.server import json_body
 from octavo.server.json_body import MAX_DEPTH, parse_json_object
 
 VALUES = st.recursive(
@@ -48,7 +49,9 @@ def test_what_json_writes_is_read_back(value: dict[str, object], ascii_: bool) -
         (b'{"a": ' + b"9" * 5000 + b"}", "too many digits"),
         (b"[" * 1_000_000, "nested too deep"),
         (b'{"a":' * 1_000_000, "nested too deep"),
-        (b'{"a": [' + b"[]," * 200_000 + b"1]}", "more than"),
+        (b'{"a": [' + b"[]," * 200_000 + b"1]}", "more than 65536 values"),
+        (b'{"a": [' + b'"",' * 20_000 + b"1]}", "more than 16384 strings"),
+        (b'{"a": {' + b'"b": 1,' * 20_000 + b"1}}", "more than 16384 strings"),
     ],
 )
 def test_what_is_ambiguous_or_hostile_is_refused(body: bytes, message: str) -> None:
@@ -106,3 +109,38 @@ def test_an_open_string_full_of_quotes_takes_no_quadratic_time(tail: bytes) -> N
     # Two million characters: tried again from each quote, this would take hours.
     with pytest.raises(InvalidRequestError, match="not valid JSON"):
         parse_json_object(b'{"model":"' + b'\\"' * 1_000_000 + tail)
+
+
+def counted(body: bytes) -> tuple[int, int, int]:
+    """Strings and brackets, most strings in a row, deepest nesting: a character at a time."""
+    total = run = longest = depth = deepest = 0
+    text = body.decode()
+    at = 0
+    while at < len(text):
+        character = text[at]
+        if character == '"':
+            at += 1
+            while text[at] != '"':
+                at += 1 + (text[at] == "\\")
+            run += 1
+        elif character in "[]{}":
+            run = 0
+            depth += 1 if character in "[{" else -1
+        total += character in '"[]{}'
+        longest, deepest = max(longest, run), max(deepest, depth)
+        at += 1
+    return total, longest, deepest
+
+
+@given(value=st.dictionaries(st.text("ab", max_size=3), VALUES, max_size=4))
+def test_what_is_counted_is_what_a_reader_of_characters_counts(value: dict[str, object]) -> None:
+    body = json.dumps(value).encode()
+    total, longest, deepest = counted(body)
+    limits = {"MAX_STRUCTURE": total, "MAX_RUN": max(longest, 1), "MAX_DEPTH": deepest}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, limit in limits.items():
+            patch.setattr(json_body, name, limit)
+        assert parse_json_object(body) == value
+        patch.setattr(json_body, "MAX_DEPTH", deepest - 1)
+        with pytest.raises(InvalidRequestError, match="deep"):
+            parse_json_object(body)

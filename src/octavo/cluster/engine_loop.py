@@ -157,7 +157,8 @@ class EngineLoop:
         # What waits for its grammar is no work, but has a deadline.
         if self._engine.has_work() or self._owned:
             self._step()
-        else:
+        if not (self._engine.has_work() or self._owned):
+            # Also after the last step: the next wait may be without end.
             self._heartbeat.rest()
         self._send_stats()
 

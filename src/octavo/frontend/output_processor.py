@@ -219,7 +219,8 @@ class OutputProcessor:
             state.rejected_tokens,
         )
         branches = tuple(merge_deltas(parts)) if len(parts) > 1 else tuple(parts)
-        return RequestOutput(entry.request.request_id, branches, usage, entry.finished)
+        finished = parts[-1].finish_reason is not None and entry.finished
+        return RequestOutput(entry.request.request_id, branches, usage, finished)
 
 
 def failure_of(output: BranchOutput) -> OctavoError:

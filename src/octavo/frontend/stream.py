@@ -30,7 +30,9 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self.paused_since: float | None = None
         self._on_drained = on_drained
         self._on_cancel = on_cancel
+        self._loop = asyncio.get_running_loop()
         self._pending: list[RequestOutput] = []
+        # What the reader has at hand next is not counted: it is no lag.
         self._buffered_bytes = 0
         self._error: OctavoError | None = None
         self._ended = False
@@ -50,8 +52,9 @@ class RequestStream(AsyncIterator[RequestOutput]):
 
     def push(self, output: RequestOutput) -> None:
         """Deliver; the client calls this."""
+        if self._pending:
+            self._buffered_bytes += _size(output)
         self._pending.append(output)
-        self._buffered_bytes += _size(output)
         self._ended = self._ended or output.finished
         self._wake()
 
@@ -75,7 +78,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
         if self._delivered_end:
             raise StopAsyncIteration
         while not self._pending and not self._ended:
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter = self._loop.create_future()
             try:
                 await self._waiter
             finally:
@@ -92,13 +95,14 @@ class RequestStream(AsyncIterator[RequestOutput]):
             self._waiter.set_result(None)
 
     def _take(self) -> RequestOutput:
-        merged = self._pending[0]
-        for output in self._pending[1:]:
+        merged, *others = self._pending
+        for output in others:
             merged = merged.followed_by(output)
         self._pending.clear()
         self._buffered_bytes = 0
         self._delivered_end = merged.finished
-        self._on_drained(self)
+        if self.paused_since is not None:
+            self._on_drained(self)
         return merged
 
 

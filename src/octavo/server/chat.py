@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
 
 from octavo.core.request import TokenLogprobs
 from octavo.frontend import BranchDelta, RequestOutput
@@ -79,6 +78,7 @@ class _Writer(OpenAIFraming):
         )
         usage = b',"usage":null' if call.include_usage else b""
         self._suffix = b"}]" + usage + b"}" + END_OF_EVENT
+        self._plain_suffix = b',"logprobs":null,"finish_reason":null' + self._suffix
         self._heads = [self._head(index) for index in range(call.sampling.n)]
         assert call.form is not None, "a chat's answer has a form"
         self._readers = [call.form.reader() for _ in self._heads]
@@ -128,18 +128,12 @@ class _Writer(OpenAIFraming):
             "finish_reason": finish_text(choice.finish_reason, calls="tool_calls" in message),
         }
 
-    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+    def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """Chunks: the role first, one finish per choice, usage last where asked for."""
-        async with aclosing(generation.outputs()) as outputs:
-            async for _, output in outputs:
-                if chunks := self._chunks(output):
-                    yield chunks
-        if self._call.include_usage and not generation.disconnected:
-            last = encode_json(self._usage(generation))
-            yield self._prefix + b',"choices":[],' + last[1:] + END_OF_EVENT
+        return generation.outputs(lambda _, output: self._chunks(output, generation))
 
-    def _chunks(self, output: RequestOutput) -> bytes:
-        """An output's chunks as one write: the roles first, then contents and finishes."""
+    def _chunks(self, output: RequestOutput, generation: Generation) -> bytes:
+        """An output's chunks as one write: the roles first, then contents, finishes, usage."""
         chunks = []
         if not self._started:
             self._started = True
@@ -157,6 +151,9 @@ class _Writer(OpenAIFraming):
                 calls = self._readers[delta.branch].num_calls > 0
                 finish = encode_json(finish_text(delta.finish_reason, calls=calls))
                 chunks.append(self._chunk(delta.branch, b"{}", finish=finish))
+        if self._call.include_usage and generation.has_ended:
+            last = encode_json(self._usage(generation))
+            chunks.append(self._prefix + b',"choices":[],' + last[1:] + END_OF_EVENT)
         return b"".join(chunks)
 
     def _contents(self, delta: BranchDelta) -> list[bytes]:
@@ -183,6 +180,8 @@ class _Writer(OpenAIFraming):
     def _chunk(
         self, index: int, content: bytes, *, more: bytes = b"", finish: bytes = b"null"
     ) -> bytes:
+        if not more and finish == b"null":
+            return self._heads[index] + content + self._plain_suffix
         if b',"logprobs":' not in more:
             more += b',"logprobs":null'
         return b"".join(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 
 from octavo.core.request import Request, TokenLogprobs
@@ -153,16 +152,11 @@ class _Writer(OpenAIFraming):
     def _prompt_text(self, index: int) -> str:
         return self._call.prompt_texts[index // self._n]
 
-    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+    def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """Chunks: the echoed prompt first, one finish per choice, usage last where asked for."""
-        async with aclosing(generation.outputs()) as outputs:
-            async for prompt_index, output in outputs:
-                if chunks := self._chunks(prompt_index, output):
-                    yield chunks
-        if self._call.include_usage and not generation.disconnected:
-            yield event({**self._base, "choices": [], **_usage(generation)})
+        return generation.outputs(lambda index, output: self._chunks(index, output, generation))
 
-    def _chunks(self, prompt_index: int, output: RequestOutput) -> bytes:
+    def _chunks(self, prompt_index: int, output: RequestOutput, generation: Generation) -> bytes:
         """An output's chunks as one write."""
         chunks = []
         for delta in output.branches:
@@ -180,6 +174,8 @@ class _Writer(OpenAIFraming):
             if text or ids or delta.logprobs or delta.finish_reason is not None:
                 choice = self._choice(index, text, part)
                 chunks.append(self._prefix + encode_json(choice) + self._suffix)
+        if self._call.include_usage and generation.has_ended:
+            chunks.append(event({**self._base, "choices": [], **_usage(generation)}))
         return b"".join(chunks)
 
     def _plain_chunk(self, index: int, delta: BranchDelta) -> bytes:

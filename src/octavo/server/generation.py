@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from starlette.types import Receive
 
@@ -17,7 +18,7 @@ from octavo.frontend import BranchDelta, RequestOutput, RequestStream, Usage
 from octavo.server.metrics import Outcome, RequestWatch
 from octavo.server.state import ServerState
 
-Item = tuple[int, RequestOutput]
+_Made = TypeVar("_Made")
 
 
 class Generation:
@@ -39,6 +40,7 @@ class Generation:
         self._watcher: asyncio.Task[None] | None = None
         self._usage: dict[int, Usage] = {}
         self._first_at: float | None = None
+        self._num_running = len(requests)
         self.disconnected = False
 
     def __enter__(self) -> Generation:
@@ -102,24 +104,48 @@ class Generation:
             "total_ms": round((now - arrived) * 1000, 3),
         }
 
-    async def outputs(self) -> AsyncGenerator[Item, None]:
-        """(request index, output) pairs as they come; ends when all have ended.
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last output of all has come."""
+        return not self._num_running
+
+    def outputs(self, make: Callable[[int, RequestOutput], _Made]) -> AsyncGenerator[_Made, None]:
+        """What ``make`` makes of (request index, output) as they come, unless it is empty.
+
+        Ends when all have ended.
 
         Raises:
             OctavoError: a request was dropped; the others are cancelled with the context.
         """
+        return self._of_one(make) if len(self._streams) == 1 else self._of_all(make)
+
+    async def _of_one(
+        self, make: Callable[[int, RequestOutput], _Made]
+    ) -> AsyncGenerator[_Made, None]:
+        """The common case, without a generator in between."""
+        async with self._watching() as (watch,):
+            async for output in self._streams[0]:
+                self._note(watch, 0, output)
+                if made := make(0, output):
+                    yield made
+
+    async def _of_all(
+        self, make: Callable[[int, RequestOutput], _Made]
+    ) -> AsyncGenerator[_Made, None]:
+        async with self._watching() as watches, contextlib.aclosing(self._merged()) as merged:
+            async for index, output in merged:
+                self._note(watches[index], index, output)
+                if made := make(index, output):
+                    yield made
+
+    @contextlib.asynccontextmanager
+    async def _watching(self) -> AsyncGenerator[list[RequestWatch], None]:
+        """Measure every request until the block is left, however."""
         metrics = self._state.metrics
         watches = [metrics.watch(stream.request) for stream in self._streams]
         outcome = Outcome.ABORT
         try:
-            if len(self._streams) == 1:
-                # The common case, without a generator in between.
-                async for output in self._streams[0]:
-                    yield self._note(watches[0], 0, output)
-                return
-            async with contextlib.aclosing(self._merged()) as merged:
-                async for index, output in merged:
-                    yield self._note(watches[index], index, output)
+            yield watches
         except Exception:
             outcome = Outcome.ERROR
             raise
@@ -127,14 +153,24 @@ class Generation:
             for watch in watches:
                 watch.close(outcome)
 
-    def _note(self, watch: RequestWatch, index: int, output: RequestOutput) -> Item:
-        watch.observe(output)
-        if self._first_at is None:
-            self._first_at = self._state.metrics.clock()
-        self._usage[index] = output.usage
-        return index, output
+    async def run(self, take: Callable[[int, RequestOutput], None]) -> None:
+        """Hand every (request index, output) to ``take`` until all have ended.
 
-    async def _merged(self) -> AsyncGenerator[Item, None]:
+        Raises:
+            OctavoError: see ``outputs``.
+        """
+        async with contextlib.aclosing(self.outputs(take)) as nothing:
+            async for _ in nothing:
+                pass
+
+    def _note(self, watch: RequestWatch, index: int, output: RequestOutput) -> None:
+        now = watch.observe(output)
+        if self._first_at is None:
+            self._first_at = now
+        self._usage[index] = output.usage
+        self._num_running -= output.finished
+
+    async def _merged(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         waiting = {self._next(index): index for index in range(len(self._streams))}
         try:
             while waiting:
@@ -182,10 +218,12 @@ class Choice:
 async def collect(generation: Generation, *, num_prompts: int, n: int) -> list[Choice]:
     """All choices of a request that is not streamed, prompt-major."""
     choices = [Choice() for _ in range(num_prompts * n)]
-    async with contextlib.aclosing(generation.outputs()) as outputs:
-        async for item in outputs:
-            for index, delta in flat(*item, n):
-                choices[index].add(delta)
+
+    def take(prompt_index: int, output: RequestOutput) -> None:
+        for index, delta in flat(prompt_index, output, n):
+            choices[index].add(delta)
+
+    await generation.run(take)
     return choices
 
 

@@ -10,11 +10,15 @@ from octavo.errors import InvalidRequestError
 from octavo.server.typed_body import shown_name
 
 MAX_DEPTH = 32
-MAX_STRUCTURE = 150_000
+MAX_STRUCTURE = 65_536
+# Strings with no bracket between them: the parser builds a list or object of them in one go, in
+# which no other thread runs.
+MAX_RUN = 16_384
 
 # The closing quote is optional: an open string must not be tried again from each quote inside it,
 # which would take a time quadratic in its length.
 _STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
+_DEEPER = dict.fromkeys(b"[{", 1) | dict.fromkeys(b"]}", -1)
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -24,9 +28,9 @@ def parse_json_object(body: bytes) -> dict[str, object]:
     Raises:
         InvalidRequestError: not UTF-8, not JSON, no object, a duplicate key, NaN or an infinity,
             a number of absurd length, nesting past ``MAX_DEPTH``, more than ``MAX_STRUCTURE``
-            strings and brackets, a lone surrogate.
+            strings and brackets or ``MAX_RUN`` strings in a row, a lone surrogate.
     """
-    _check_depth(body)
+    _check_structure(body)
     try:
         parsed, has_misfits = _read(body.decode("utf-8"))
     except UnicodeDecodeError:
@@ -78,20 +82,25 @@ def _read(text: str) -> tuple[object, bool]:
     return parsed, bool(misfits)
 
 
-def _check_depth(body: bytes) -> None:
-    depth = 0
-    for count, match in enumerate(_STRUCTURE.finditer(body)):
+def _check_structure(body: bytes) -> None:
+    brackets = body.count(b"[") + body.count(b"{")
+    if brackets <= MAX_DEPTH and body.count(b'"') <= MAX_RUN:
+        # Whatever of them stands in strings, there cannot be too much: prompts are looked at once.
+        return
+    depth = run = 0
+    for count, match in enumerate(_STRUCTURE.finditer(body), 1):
         if count > MAX_STRUCTURE:
             raise InvalidRequestError(f"the body holds more than {MAX_STRUCTURE} values")
-        first = body[match.start()]
-        if first in b"[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise InvalidRequestError(
-                    f"the body is nested too deep; the limit is {MAX_DEPTH} levels"
-                )
-        elif first in b"]}":
-            depth -= 1
+        step = _DEEPER.get(body[match.start()])
+        run, depth = (run + 1, depth) if step is None else (0, depth + step)
+        if run > MAX_RUN:
+            raise InvalidRequestError(
+                f"the body holds a list or object of more than {MAX_RUN} strings"
+            )
+        if depth > MAX_DEPTH:
+            raise InvalidRequestError(
+                f"the body is nested too deep; the limit is {MAX_DEPTH} levels"
+            )
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -31,7 +31,7 @@ from octavo.server.http_protocol import (
     WRITE_TIMEOUT_S,
 )
 from octavo.server.http_server import KEEP_ALIVE_S
-from octavo.server.json_body import MAX_DEPTH, MAX_STRUCTURE
+from octavo.server.json_body import MAX_DEPTH, MAX_RUN, MAX_STRUCTURE
 from octavo.server.lingering import LINGER_BYTES, LINGER_S
 from octavo.server.prompts import MAX_MESSAGES, MAX_PROMPT_IDS, MAX_PROMPTS
 from octavo.server.response_store import MAX_BACKGROUND, MAX_RESPONSES, MAX_RESPONSES_BYTES
@@ -104,6 +104,7 @@ PER_REQUEST = (
     Limit(name="body", value=MAX_BODY_BYTES, unit="bytes", beyond="413 and close"),
     Limit(name="JSON nesting", value=MAX_DEPTH, unit="levels", beyond="400"),
     Limit(name="JSON strings and brackets", value=MAX_STRUCTURE, unit="", beyond="400"),
+    Limit(name="JSON strings with no bracket between", value=MAX_RUN, unit="", beyond="400"),
     Limit(name="background responses", value=MAX_BACKGROUND, unit="being made", beyond="429"),
     Limit(name="messages", value=MAX_MESSAGES, unit="", beyond="400"),
     Limit(name="prompts in a list", value=MAX_PROMPTS, unit="", beyond="400"),

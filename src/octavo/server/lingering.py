@@ -27,6 +27,8 @@ class LingeringTransport:
         self._timer: asyncio.TimerHandle | None = None
         self._discarded = 0
         self.unread = False
+        # Looked up once: it is called for every token of every stream.
+        self.write = transport.write
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the transport has
         return getattr(self._transport, name)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 
 from octavo.core.request import FinishReason
@@ -148,12 +147,9 @@ class _Writer:
         usage = {**usage_object(generation.usage), "output_tokens_details": thinking}
         return {"usage": usage, "timings": generation.timings}
 
-    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+    def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The events of a message, in the protocol's order."""
-        async with aclosing(generation.outputs()) as outputs:
-            async for _, output in outputs:
-                if data := b"".join(self._events(output, generation)):
-                    yield data
+        return generation.outputs(lambda _, output: b"".join(self._events(output, generation)))
 
     def _events(self, output: RequestOutput, generation: Generation) -> list[bytes]:
         """What one output adds, as one write."""

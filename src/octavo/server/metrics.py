@@ -231,8 +231,8 @@ class RequestWatch:
         self._seen_at: dict[int, float] = {}
         self._unfinished = request.sampling.n
 
-    def observe(self, output: RequestOutput) -> None:
-        """An output is about to leave."""
+    def observe(self, output: RequestOutput) -> float:
+        """An output is about to leave. Returns the time."""
         metrics, now = self._metrics, self._metrics.clock()
         if not self._seen_at:
             metrics.first_token.observe(now - self._request.arrival_time)
@@ -245,6 +245,7 @@ class RequestWatch:
                 metrics.finished(delta.finish_reason.value)
         if output.finished:
             metrics.latency.observe(now - self._request.arrival_time)
+        return now
 
     def _observe_tokens(self, branch: int, count: int, now: float) -> None:
         """``count`` tokens of one branch; those that came together share the gap before them."""

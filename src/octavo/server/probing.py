@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 
 from octavo.frontend import Usage
@@ -31,9 +30,7 @@ async def run_probes(state: ServerState, http: Exchange, call: Call) -> Answer |
     """
     readings = [Reading() for _ in call.requests]
     with Generation(state, call.requests, http.receive, timeout_s=call.timeout_s) as generation:
-        async with aclosing(generation.outputs()) as outputs:
-            async for index, output in outputs:
-                readings[index].add(output)
+        await generation.run(lambda index, output: readings[index].add(output))
         if generation.disconnected:
             return None
         return Answer(readings, generation.usage, generation.timings)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 
 from octavo.core.request import FinishReason
 from octavo.errors import OctavoError
@@ -132,12 +131,9 @@ class ResponseWriter:
 
     # -- streamed ----------------------------------------------------------------------------
 
-    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+    def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The events of a response, in the protocol's order."""
-        async with aclosing(generation.outputs()) as outputs:
-            async for _, output in outputs:
-                if data := b"".join(self._events(output, generation)):
-                    yield data
+        return generation.outputs(lambda _, output: b"".join(self._events(output, generation)))
 
     def failure(self, error: OctavoError) -> bytes:
         """See ``Framing``; the response has failed, and is kept so."""

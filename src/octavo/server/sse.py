@@ -66,7 +66,9 @@ async def send_events(
                 return  # the client left before there was anything to say
             if first.done() and first.exception() is not None:
                 first.result()
-            await _Stream(http, framing).run(first, events, headers)
+            # A task of its own: otherwise every event would wake the whole chain of coroutines
+            # from the server down to here, which costs as much as making the event.
+            await asyncio.create_task(_Stream(http, framing).run(first, events, headers))
         finally:
             # A generator that still runs cannot be closed.
             first.cancel()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Iterable
+from codecs import utf_8_decode
+from collections.abc import Sequence
 
 from octavo.text.tokenizer import Tokenizer
-
-_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class IncrementalDetokenizer:
@@ -21,24 +19,26 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._decoder = _Utf8Decoder("replace")
+        self._head = b""
         self._strip = tokenizer.strips_leading_space
 
-    def push(self, ids: Iterable[int]) -> str:
+    def push(self, ids: Sequence[int]) -> str:
         """The text that ``ids`` completes.
 
         Raises:
             InvalidRequestError: an id is outside the vocabulary.
         """
-        tokenizer, skips = self._tokenizer, self._skip_special_tokens
-        data = b"".join(
-            [tokenizer.streamed_bytes(i) for i in ids if not (skips and tokenizer.is_special(i))]
+        data = self._head + self._tokenizer.streamed_bytes(
+            ids, skip_special_tokens=self._skip_special_tokens
         )
-        return self._first(self._decoder.decode(data))
+        text, used = utf_8_decode(data, "replace", False)
+        self._head = data[used:]
+        return self._first(text) if self._strip else text
 
     def flush(self) -> str:
         """What an unfinished character decodes to (U+FFFD), at the end of the stream."""
-        return self._first(self._decoder.decode(b"", final=True))
+        data, self._head = self._head, b""
+        return self._first(data.decode("utf-8", "replace"))
 
     def _first(self, text: str) -> str:
         if self._strip and text:

@@ -48,7 +48,8 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._added = {token.text: token for token in vocabulary.added}
         self._added_by_id = {token.id: token for token in vocabulary.added}
-        self._streamed: dict[int, bytes] = {}
+        # Bytes that ids add to a stream, without and with control tokens.
+        self._streamed: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
         longest_first = sorted(self._added, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)))
         self.vocab_size: Final = max(len(vocabulary.tokens), vocab_size or 0)
@@ -147,16 +148,20 @@ class Tokenizer:
         byte = _BYTE_TOKEN.fullmatch(spelling)
         return bytes([int(byte[1], 16)]) if byte else spelling.replace("▁", " ").encode()
 
-    def streamed_bytes(self, token_id: int) -> bytes:
-        """``token_bytes``, remembered: the tokens of streams come again and again.
+    def streamed_bytes(self, ids: Iterable[int], *, skip_special_tokens: bool) -> bytes:
+        """The bytes that ``ids`` add, remembered: the tokens of streams come again and again.
 
         Raises:
-            InvalidRequestError: the id is outside the vocabulary.
+            InvalidRequestError: an id is outside the vocabulary.
         """
-        known = self._streamed.get(token_id)
-        if known is None:
-            known = self._streamed[token_id] = self.token_bytes(token_id)
-        return known
+        known = self._streamed[not skip_special_tokens]
+        try:
+            return b"".join([known[i] for i in ids])
+        except KeyError:
+            for i in ids:
+                hidden = skip_special_tokens and self.is_special(i)
+                known[i] = b"" if hidden else self.token_bytes(i)
+            return b"".join([known[i] for i in ids])
 
     def is_special(self, token_id: int) -> bool:
         """Whether the id is a control token."""
