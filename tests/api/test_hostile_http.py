@@ -9,6 +9,7 @@ import re
 import socket
 import statistics
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from typing import Any
 import httpx
 import pytest
 
+from health_watch import percentile, watched
 from octavo.testing.processes import ServerProcess, fake_serve_argv, running_server
 
 API = "api_process"
@@ -396,6 +398,18 @@ def test_the_loop_does_not_stop(server: ServerProcess, name: str) -> None:
 def test_the_loop_does_not_stall(server: ServerProcess, name: str) -> None:
     """The contract's bound is 250 ms, on a machine that does nothing else."""
     assert statistics.median(worst_answer_s(server, name) for _ in range(5)) < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEAVY)
+def test_fifty_at_once_do_not_stall_the_loop(server: ServerProcess, name: str) -> None:
+    """As above, on a machine that does nothing else."""
+    with watched(server.url) as waits:
+        assert at_once(server, [lambda it: exchange(it, *ATTACKS[name][0])] * 50) == []
+    p99, worst = percentile(waits["health"], 99), max(waits["health"])
+    sys.stdout.write(f"\n50 x {name}: p99 {p99 * 1e3:.0f} ms, worst {worst * 1e3:.0f}\n")
+    assert p99 < 0.1
+    assert worst < 0.25
 
 
 def test_debug_pages_of_a_real_server(server: ServerProcess) -> None:
