@@ -187,8 +187,8 @@ def test_a_terminal_is_drawn_anew_until_interrupted(
 
 @pytest.mark.parametrize(
     ("status", "error", "words"),
-    [(401, ConfigError, "--api-key"), (503, UnavailableError, "503"),
-     (200, UnavailableError, "no Octavo server")],
+    [(401, ConfigError, "--api-key"), (403, ConfigError, "tenant admin"),
+     (503, UnavailableError, "503"), (200, UnavailableError, "no Octavo server")],
 )  # fmt: skip
 def test_bad_answers_are_named(status: int, error: type[Exception], words: str) -> None:
     with serving(status, b"<html>") as (url, _), pytest.raises(error, match=words):

@@ -102,6 +102,8 @@ def fetch(url: str, key: str) -> bytes:
         ) from error
     if response.status == http.client.UNAUTHORIZED:
         raise ConfigError("the server wants a key; give --api-key or set OCTAVO_API_KEY")
+    if response.status == http.client.FORBIDDEN:
+        raise ConfigError("this shows all tenants; the key must be one of the tenant admin")
     if response.status != http.client.OK:
         raise UnavailableError(f"{url} answers {response.status} to GET /debug/kv")
     return body

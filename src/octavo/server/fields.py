@@ -123,8 +123,8 @@ FIELDS = (
     _honoured(
         "use_beam_search", BOOLEAN,
         "search with best_of (else n) beams, 2 to 64, and return the n best; refused with "
-        "stream, stop, logit_bias, penalties, top_k, top_p, min_p or a temperature other than 0; "
-        "a seed changes nothing",
+        "stream, stop, logit_bias, penalties, top_k, top_p, min_p, bad_words, allowed_token_ids, a "
+        "structure of the answer or a temperature other than 0; a seed changes nothing",
     ),
     _honoured(
         "length_penalty", number(-limits.MAX_LENGTH_PENALTY, limits.MAX_LENGTH_PENALTY),
