@@ -8,7 +8,7 @@ SOURCES := pyproject.toml CMakeLists.txt $(wildcard native/*.cpp native/*.hpp na
 # Owners of state: every branch of these must be walked by some test.
 CORE   := src/octavo/core/*,src/octavo/kv/*,src/octavo/scheduler/*,src/octavo/engine/*
 
-.PHONY: setup serve test slow coverage lint check clean
+.PHONY: setup serve test slow simulate coverage lint check clean
 
 setup: $(STAMP)
 
@@ -25,6 +25,11 @@ test: setup
 
 slow: setup
 	$(BIN)/python -m pytest -m slow --timeout 3600
+
+# Three hundred thousand simulated steps, two processes at a time.
+simulate: setup
+	@printf '%s\n' 100 105 110 | xargs -P 2 -I{} $(BIN)/python -m pytest -q -m slow --timeout 3600 \
+	  'tests/sim/test_simulator.py::test_three_hundred_thousand_steps[{}]'
 
 # The tests again, slower, and that they walk enough. Other processes are not counted.
 coverage: setup

@@ -390,3 +390,12 @@ def test_a_prompt_may_follow_the_options(monkeypatch: Any) -> None:
         with pytest.raises(SystemExit):
             main(argv)
     assert len(seen) == 2
+
+
+def test_a_draft_length_without_a_proposer_is_refused() -> None:
+    alone = build_parser().parse_args(["serve", "--num-draft-tokens", "4"])
+    with pytest.raises(ConfigError, match="--speculate"):
+        engine_config(alone)
+    both = build_parser().parse_args(["serve", "--num-draft-tokens", "4", "--speculate", "ngram"])
+    assert engine_config(both).scheduler.num_draft_tokens == 4
+    assert engine_config(build_parser().parse_args(["serve"])).scheduler.num_draft_tokens == 7

@@ -55,7 +55,7 @@ def test_a_grammar_within_the_limits_is_taken(choices: tuple[str, ...]) -> None:
         ({"early_stopping": "later"}, "early_stopping"),
         ({"length_penalty": 2.0}, "length_penalty"),
         ({"early_stopping": True}, "early_stopping"),
-        ({**BEAM, "n": 1}, "best_of"),
+        ({**BEAM, "n": 1}, "n"),
         ({**BEAM, "best_of": MAX_BEAM_WIDTH + 1}, "best_of"),
         ({**BEAM, "temperature": 0.5}, "temperature"),
         ({**BEAM, "stop": ("x",)}, "stop"),

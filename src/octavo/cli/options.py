@@ -13,6 +13,7 @@ from octavo.config import (
     ModelConfig,
     SchedulerConfig,
 )
+from octavo.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2"
 DEFAULT_HOST = "127.0.0.1"
@@ -112,8 +113,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--num-draft-tokens", type=positive_integer, metavar="N",
-        default=_SCHEDULER.num_draft_tokens,
-        help="most draft tokens per sequence and step (default: %(default)s)",
+        help="most draft tokens per sequence and step, with --speculate "
+        f"(default: {_SCHEDULER.num_draft_tokens})",
     )  # fmt: skip
     group.add_argument(
         "--num-threads", type=int, default=0, metavar="N",
@@ -185,7 +186,13 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_config(arguments: argparse.Namespace) -> EngineConfig:
-    """The engine's configuration as the options say."""
+    """The engine's configuration as the options say.
+
+    Raises:
+        ConfigError: a value is out of range, or an option would have no effect.
+    """
+    if arguments.num_draft_tokens and arguments.speculate == "off":
+        raise ConfigError("--num-draft-tokens does nothing here: name who drafts by --speculate")
     return EngineConfig(
         model=ModelConfig(
             model=arguments.model,
@@ -199,6 +206,6 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
             max_num_batched_tokens=arguments.max_num_batched_tokens,
             policy=arguments.policy,
             speculate=arguments.speculate,
-            num_draft_tokens=arguments.num_draft_tokens,
+            num_draft_tokens=arguments.num_draft_tokens or _SCHEDULER.num_draft_tokens,
         ),
     )
