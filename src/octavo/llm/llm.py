@@ -51,7 +51,9 @@ class LLM:
     ) -> None:
         """Load ``model``: an alias, a GGUF file, a directory or a hub id that was pulled.
 
-        ``model_options`` are the fields of ``ModelConfig`` (backend, num_threads, isa, …).
+        ``model_options`` are the fields of ``ModelConfig`` (backend, num_threads, isa, …); batch
+        limits and speculation are in ``octavo.config.SchedulerConfig``, block size and bytes of
+        the KV pool in ``octavo.config.CacheConfig``.
 
         Raises:
             ModelFileError: the model is missing, malformed or unsupported.

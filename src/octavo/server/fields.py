@@ -118,7 +118,8 @@ FIELDS = (
     _honoured(
         "best_of", integer(1, limits.MAX_N),
         "choices computed per prompt, of which the n with the highest mean logprob are returned, "
-        "best first; usage counts all of them; not with stream, unless it equals n",
+        "best first; usage counts all of them (of a beam search the n returned); not with stream, "
+        "unless it equals n",
     ),
     _honoured(
         "use_beam_search", BOOLEAN,
