@@ -38,9 +38,9 @@ def check(events: Counter[str], num_steps: int) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", [2026, 2027, 2028, 2030])
-def test_every_kind_of_trouble(seed: int) -> None:
-    check(simulate(seed, 20_000), 20_000)
+def test_every_kind_of_trouble() -> None:
+    """Of one seed; ``make simulate`` goes through fifteen."""
+    check(simulate(2026, 20_000), 20_000)
 
 
 @pytest.mark.parametrize("seed", REGRESSION_SEEDS)

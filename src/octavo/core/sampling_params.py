@@ -228,7 +228,7 @@ def _beam_search(params: SamplingParams) -> None:
         raise InvalidRequestError(
             f"the width of a beam search (best_of, else n) is {params.width}; it must be between "
             f"2 and {MAX_BEAM_WIDTH}",
-            param=params.width_field,
+            param="best_of" if params.n == 1 else params.width_field,
         )
     if params.grammar is not None:
         raise InvalidRequestError(

@@ -90,12 +90,14 @@ def _check_structure(body: bytes) -> None:
     depth = run = 0
     for count, match in enumerate(_STRUCTURE.finditer(body), 1):
         if count > MAX_STRUCTURE:
-            raise InvalidRequestError(f"the body holds more than {MAX_STRUCTURE} values")
+            raise InvalidRequestError(
+                f"the body holds more than {MAX_STRUCTURE} values; send fewer"
+            )
         step = _DEEPER.get(body[match.start()])
         run, depth = (run + 1, depth) if step is None else (0, depth + step)
         if run > MAX_RUN:
             raise InvalidRequestError(
-                f"the body holds a list or object of more than {MAX_RUN} strings"
+                f"the body holds a list or object of more than {MAX_RUN} strings; send fewer"
             )
         if depth > MAX_DEPTH:
             raise InvalidRequestError(
