@@ -137,6 +137,7 @@ def test_the_ids_of_a_large_list_are_looked_at_beside_the_loop(play: Any, path: 
             turns, longest, before = turns + 1, max(longest, now - before), now
         answer: httpx.Response = reader.result()
         assert answer.status_code == (200 if path == "/detokenize" else 400)
-        assert turns > 10, longest
+        # A body refused by its length, all on the loop, comes to three; these to nine and more.
+        assert turns > 5, longest
 
     play(test)
