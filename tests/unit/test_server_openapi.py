@@ -55,7 +55,7 @@ def bounds(shape: Any) -> list[Any]:
 
 
 def test_the_document_is_valid() -> None:
-    openapi_spec_validator.validate(DOCUMENT)
+    assert list(openapi_spec_validator.OpenAPIV31SpecValidator(DOCUMENT).iter_errors()) == []
 
 
 def test_it_is_served(play: Any) -> None:

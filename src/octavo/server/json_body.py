@@ -19,6 +19,8 @@ MAX_RUN = 16_384
 # which would take a time quadratic in its length.
 _STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 _DEEPER = dict.fromkeys(b"[{", 1) | dict.fromkeys(b"]}", -1)
+# The name of what begins behind it.
+_NAME_BEFORE = re.compile(rb'"(\w{1,64})"\s{0,8}:\s{0,8}$')
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -87,7 +89,7 @@ def _check_structure(body: bytes) -> None:
     if brackets <= MAX_DEPTH and body.count(b'"') <= MAX_RUN:
         # Whatever of them stands in strings, there cannot be too much: prompts are looked at once.
         return
-    depth = run = 0
+    depth = run = opened = 0
     for count, match in enumerate(_STRUCTURE.finditer(body), 1):
         if count > MAX_STRUCTURE:
             raise InvalidRequestError(
@@ -95,9 +97,12 @@ def _check_structure(body: bytes) -> None:
             )
         step = _DEEPER.get(body[match.start()])
         run, depth = (run + 1, depth) if step is None else (0, depth + step)
+        opened = opened if step is None else match.start()
         if run > MAX_RUN:
+            named = _NAME_BEFORE.search(body[max(0, opened - 82) : opened])
             raise InvalidRequestError(
-                f"the body holds a list or object of more than {MAX_RUN} strings; send fewer"
+                f"the body holds a list or object of more than {MAX_RUN} strings; send fewer",
+                param=named[1].decode("ascii", "replace") if named else None,
             )
         if depth > MAX_DEPTH:
             raise InvalidRequestError(
