@@ -23,8 +23,9 @@ class Promises:
 
     def __init__(self, block_size: int, windows: Sequence[int | None], max_chunk: int) -> None:
         self._block_size = block_size
+        # A step holds window - 1 + max_chunk tokens; n in a row lie in at most ⌈(n - 1) / P⌉ + 1.
         self._caps = [
-            None if window is None else -(-(window - 1 + max_chunk) // block_size) + 1
+            None if window is None else -(-(window - 2 + max_chunk) // block_size) + 1
             for window in windows
         ]
         self.totals = [0] * len(windows)
