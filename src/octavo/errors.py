@@ -5,6 +5,7 @@
     │   └── ContextLengthError   400  prompt (plus output) exceeds the model or the pool
     ├── ModelNotFoundError       404  unknown model name
     ├── ResponseNotFoundError    404  no such response is stored
+    ├── RequestNotFoundError     404  no such request is in the engine
     ├── OverloadedError          429  a queue is full; retry after a while
     ├── UnavailableError         503  starting, draining or recovering; retry after a while
     ├── DeadlineExceededError    504  the request's deadline passed
@@ -61,6 +62,14 @@ class ResponseNotFoundError(OctavoError):
     http_status = 404
     error_type = "invalid_request_error"
     code = "response_not_found"
+
+
+class RequestNotFoundError(OctavoError):
+    """No such request is in the engine: it never was, or has ended."""
+
+    http_status = 404
+    error_type = "invalid_request_error"
+    code = "request_not_found"
 
 
 class OverloadedError(OctavoError):

@@ -419,8 +419,15 @@ def test_debug_pages_of_a_real_server(server: ServerProcess) -> None:
             lines = response.iter_lines()
             next(lines)
             (request_id, shown), *_ = other.get("/debug/requests").json().items()
+            one = other.get(f"/debug/requests/{request_id}").json()
             kv = other.get("/debug/kv").json()
-        assert shown
+        assert one.keys() == shown.keys()
+        assert one["num_prompt_tokens"] == 1
+        assert one["branches"]["0"]["num_output_tokens"] > 0
+        assert one["branches"]["0"]["num_blocks"][0] > 0
+        gone = other.get("/debug/requests/nobody")
+        assert gone.status_code == 404
+        assert gone.json()["error"]["code"] == "request_not_found"
         assert kv["block_size"] == 16
         assert any(table.startswith(request_id) for table in kv["groups"][0]["tables"])
 

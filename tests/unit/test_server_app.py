@@ -173,8 +173,13 @@ def test_unknown_fields_are_refused_by_name(play: Any) -> None:
 def test_paths_methods_and_models(play: Any) -> None:
     async def test(here: Served) -> None:
         check_error(await here.http.get("/nowhere"), 404)
-        check_error(await here.http.get(CHAT), 405)
-        check_error(await here.http.post("/health"), 405)
+        for method, path, takes in (
+            ("GET", CHAT, "POST"), ("POST", "/health", "GET, HEAD"),
+            ("PUT", "/v1/responses/r", "GET, DELETE, HEAD"),
+        ):  # fmt: skip
+            refused = await here.http.request(method, path)
+            check_error(refused, 405)
+            assert refused.headers["allow"] == takes
         check_error(await here.http.get("/v1/models/other"), 404, "model")
         nameless = check_error(await here.http.get("/v1/models/"), 404, "model")
         assert nameless["message"] == "the model has no name; served: tiny, alias"

@@ -77,6 +77,23 @@ def test_a_value_that_does_not_fit_is_named_by_its_place(body: bytes, param: str
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"n": 1, "prompt": [' + b"[1]," * 40_000 + b"[1]]}", "prompt"),
+        (b'{"messages": [' + b'{"role": "x"},' * 30_000 + b"1]}", "messages"),
+        (b'{"a": [[1]], "b": {"c": [' + b'[""],' * 30_000 + b"1]}}", "b"),
+        (b"{" + b'"a": [],' * 30_000 + b'"b": 1}', None),
+    ],
+)
+def test_too_many_values_over_many_lists_are_named_by_their_field(
+    body: bytes, param: str | None
+) -> None:
+    with pytest.raises(InvalidRequestError, match="more than 65536 values") as caught:
+        parse_json_object(body)
+    assert caught.value.param == param
+
+
 def test_surrogate_pairs_are_text() -> None:
     assert parse_json_object(b'{"a": "\\ud83c\\udf89"}') == {"a": "🎉"}
 

@@ -70,7 +70,9 @@ def test_every_path_takes_its_methods_and_no_other(play: Any) -> None:
     async def test(here: Served) -> None:
         for path, methods in DOCUMENT["paths"].items():
             for method in ("get", "post", "delete", "put", "patch"):
-                response = await here.http.request(method, path.format(response_id="r", name="n"))
+                response = await here.http.request(
+                    method, path.format(response_id="r", name="n", request_id="q")
+                )
                 assert (response.status_code != 405) == (method in methods), path
                 assert (
                     method not in methods

@@ -116,7 +116,7 @@ def test_questions_on_one_state(play: Any, state: Any) -> None:
             {"question": "", "labels": ["a"]}]}, "state"), ({"state": "a" * 9000}, "state"),
         ({"questions": []}, "questions"), ({"questions": "?"}, "questions"),
         ({"questions": [5]}, "questions[0]"),
-        ({"questions": [{"question": "?", "labels": ["a"], "more": 1}]}, "questions[0]"),
+        ({"questions": [{"question": "?", "labels": ["a"], "more": 1}]}, "questions[0].more"),
         ({"questions": [{"labels": ["a"]}]}, "questions[0].question"),
         ({"questions": [*QUESTIONS, {"question": "?"}]}, "questions[1].labels"),
         ({"questions": [{"question": "?", "labels": ["a", "a"]}]}, "questions[0].labels"),

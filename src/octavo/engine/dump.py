@@ -90,7 +90,7 @@ def _snapshot_group(
 
 
 def describe_requests(states: Mapping[str, RequestState]) -> dict[str, object]:
-    """Per request: identity, limits and where each branch stands."""
+    """Per request: identity, limits and where each branch stands; its blocks, per KV group."""
     return {
         request_id: {
             "epoch": state.epoch,
@@ -107,6 +107,7 @@ def describe_requests(states: Mapping[str, RequestState]) -> dict[str, object]:
                     "num_computed_tokens": seq.num_computed,
                     "slot": seq.slot,
                     "preempted": seq.preempted,
+                    "num_blocks": [len(table.blocks) for table in seq.kv.tables] if seq.kv else [],
                 }
                 for branch, seq in state.branches.items()
             },

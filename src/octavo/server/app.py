@@ -38,8 +38,11 @@ class Resource:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         operation = self.operations.get(method)
         if operation is None:
-            takes = " or ".join(self.operations)
-            raise RejectedError(405, f"this path takes {takes}", code="method_not_allowed")
+            takes = [*self.operations, *(["HEAD"] if "GET" in self.operations else [])]
+            raise RejectedError(
+                405, f"this path takes {' or '.join(self.operations)}", allow=takes,
+                code="method_not_allowed",
+            )  # fmt: skip
         await operation.handler(self.state, Exchange(scope, receive, send))
 
 

@@ -17,7 +17,8 @@ from octavo.server.replies import Exchange, ignored_header, send_json
 from octavo.server.service import read_service
 from octavo.server.sse import DONE, PING, Framing, event, send_events
 from octavo.server.state import ServerState
-from octavo.server.typed_body import TypedBody, shown_name
+from octavo.server.typed_body import TypedBody
+from octavo.text.members import refuse_others
 
 _Result = TypeVar("_Result")
 
@@ -135,9 +136,5 @@ def read_stream_options(body: TypedBody) -> tuple[bool, bool]:
     options = body.mapping("stream_options")
     if options and not stream:
         raise InvalidRequestError("stream_options needs stream: true", param="stream_options")
-    if unknown := set(options) - {"include_usage"}:
-        shown = shown_name(min(unknown))
-        raise InvalidRequestError(
-            f'stream_options has an unknown field "{shown}"', param=f"stream_options.{shown}"
-        )
+    refuse_others(options, ("include_usage",), "stream_options")
     return stream, TypedBody(options).boolean("include_usage")

@@ -13,8 +13,9 @@ from octavo.server.answer import AnswerForm
 from octavo.server.prompts import read_chat
 from octavo.server.reasoning_effort import effort_variables, read_effort
 from octavo.server.tools import CHAT_TOOLS, ToolUse, read_tools
-from octavo.server.typed_body import TypedBody, shown_name
+from octavo.server.typed_body import TypedBody
 from octavo.text import ChatTemplate, Message
+from octavo.text.members import shown_name
 
 # Enough of a prompt's end to show a tag and the white space behind it.
 _END_TOKENS = 16

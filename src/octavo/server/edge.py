@@ -38,14 +38,20 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class RejectedError(OctavoError):
-    """Refused at the edge with a status of its own; the rest of the body is not read."""
+    """Refused at the edge with a status of its own; the rest of the body is not read.
+
+    ``allow`` are the methods that a path takes, where the one asked for is not among them.
+    """
 
     error_type = "invalid_request_error"
 
-    def __init__(self, status: int, message: str, *, code: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, allow: Iterable[str] = ()
+    ) -> None:
         super().__init__(message)
         self.http_status = status
         self.code = code
+        self.allow = ", ".join(allow)
 
 
 # Raised while the body may still be on its way: what follows is not read.
@@ -87,8 +93,10 @@ class Edge:
         except OctavoError as error:
             if started:
                 raise
-            close = isinstance(error, _BEFORE_THE_BODY)
-            await send_error(send_with_id, error, dialect=dialect, close=close)
+            headers = [(b"connection", b"close")] if isinstance(error, _BEFORE_THE_BODY) else []
+            if isinstance(error, RejectedError) and error.allow:
+                headers.append((b"allow", error.allow.encode()))
+            await send_error(send_with_id, error, dialect=dialect, headers=headers)
         except DisconnectedError:
             return
         except Exception:

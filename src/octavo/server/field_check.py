@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from octavo.server.dialects import AsWrittenError
 from octavo.server.endpoints import Endpoint
 from octavo.server.fields import FIELDS, Field, Treatment
-from octavo.server.typed_body import shown_name
+from octavo.text.members import shown_name
 
 _BY_ENDPOINT = {
     endpoint: {field.name: field for field in FIELDS if endpoint in field.endpoints}

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from octavo.errors import InvalidRequestError
-from octavo.server.typed_body import shown_name
+from octavo.text.members import shown_name
 
 MAX_DEPTH = 32
 MAX_STRUCTURE = 65_536
@@ -89,25 +89,35 @@ def _check_structure(body: bytes) -> None:
     if brackets <= MAX_DEPTH and body.count(b'"') <= MAX_RUN:
         # Whatever of them stands in strings, there cannot be too much: prompts are looked at once.
         return
-    depth = run = opened = 0
+    depth = run = opened = field = 0
     for count, match in enumerate(_STRUCTURE.finditer(body), 1):
         if count > MAX_STRUCTURE:
             raise InvalidRequestError(
-                f"the body holds more than {MAX_STRUCTURE} values; send fewer"
+                f"the body holds more than {MAX_STRUCTURE} values; send fewer",
+                param=_name_before(body, field) if depth > 1 else None,
             )
         step = _DEEPER.get(body[match.start()])
-        run, depth = (run + 1, depth) if step is None else (0, depth + step)
-        opened = opened if step is None else match.start()
+        if step is None:
+            run += 1
+        else:
+            run, depth, opened = 0, depth + step, match.start()
+            if depth == 2 and step == 1:
+                field = opened
         if run > MAX_RUN:
-            named = _NAME_BEFORE.search(body[max(0, opened - 82) : opened])
             raise InvalidRequestError(
                 f"the body holds a list or object of more than {MAX_RUN} strings; send fewer",
-                param=named[1].decode("ascii", "replace") if named else None,
+                param=_name_before(body, opened),
             )
         if depth > MAX_DEPTH:
             raise InvalidRequestError(
                 f"the body is nested too deep; the limit is {MAX_DEPTH} levels"
             )
+
+
+def _name_before(body: bytes, at: int) -> str | None:
+    """The name of the member whose value begins there, if it has a plain one."""
+    named = _NAME_BEFORE.search(body[max(0, at - 82) : at])
+    return named[1].decode("ascii", "replace") if named else None
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -15,8 +15,9 @@ from octavo.server.conversation import Conversation
 from octavo.server.prompts import check_message_count
 from octavo.server.reasoning_effort import effort_variables, read_effort
 from octavo.server.tools import MESSAGES_TOOLS, read_tools
-from octavo.server.typed_body import TypedBody, shown_name
+from octavo.server.typed_body import TypedBody
 from octavo.text import ChatTemplate, Message
+from octavo.text.members import refuse_others
 
 ROLES = ("user", "assistant", "system")
 # Changes with every request of some clients, and would part prompts that are otherwise the same.
@@ -79,10 +80,7 @@ def _messages(entry: object, where: str, dropped: list[str]) -> list[Message]:
         raise InvalidRequestError(
             f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role"
         )
-    for key in entry:
-        if key not in ("role", "content"):
-            shown = f"{where}.{shown_name(key)}"
-            raise InvalidRequestError(f"{shown} is not supported", param=shown)
+    refuse_others(entry, ("role", "content"), where)
     content, where = entry.get("content"), f"{where}.content"
     if isinstance(content, str):
         return [{"role": role, "content": content}]
@@ -135,12 +133,8 @@ def _read_block(block: object, role: str, where: str, *, dropped: list[str]) -> 
         allowed = " or ".join(_BLOCKS[role])
         raise InvalidRequestError(f"{where} must be a block of type {allowed}", param=where)
     read, known = _BLOCKS[role][kind]
-    for key, value in block.items():
-        if key == "cache_control":
-            dropped.append(key)
-        elif key not in known and value not in (None, []):
-            shown = f"{where}.{shown_name(key)}"
-            raise InvalidRequestError(f"{shown} is not supported", param=shown)
+    refuse_others(block, known | {"cache_control"}, where, unless_empty=True)
+    dropped += {"cache_control"} & block.keys()
     return read(block, where, dropped)
 
 

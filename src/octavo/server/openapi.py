@@ -17,7 +17,7 @@ _STATUSES = {
     400: "the request is wrong; `param` names the field",
     401: "a valid API key is required",
     403: "the Host, or this key, is not allowed here",
-    404: "no such model or response",
+    404: "no such model, response or request",
     408: "the body took too long to come",
     413: "the body is too large",
     415: "the body is no plain JSON",

@@ -125,4 +125,8 @@ OPERATIONS = (
         path="/debug/requests", handler=status_endpoints.debug_requests, reply=OBJECT,
         errors=(503,), inside=True,
     ),
+    Operation(
+        path="/debug/requests/{request_id}", handler=status_endpoints.debug_request, reply=OBJECT,
+        errors=(404, 503), inside=True,
+    ),
 )  # fmt: skip

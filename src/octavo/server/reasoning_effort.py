@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.errors import InvalidRequestError
-from octavo.server.typed_body import TypedBody, shown_name
+from octavo.server.typed_body import TypedBody
 from octavo.text import ChatTemplate
+from octavo.text.members import refuse_others
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # Template variables that are true for a model that is to reason.
@@ -46,7 +47,7 @@ def read_effort(body: TypedBody) -> Effort:
     if body.raw("thinking") is not None:
         return _thinking(thinking, config)
     if reasoning:
-        _only(reasoning, ("effort", "summary", "generate_summary", "context"), "reasoning")
+        refuse_others(reasoning, ("effort", "summary", "generate_summary", "context"), "reasoning")
         level = _level(reasoning.get("effort"), "reasoning.effort")
         asked = [name for name in reasoning if name != "effort" and reasoning[name] is not None]
         unused = tuple(f"reasoning.{name}" for name in asked)
@@ -71,7 +72,7 @@ def effort_variables(effort: Effort, template: ChatTemplate) -> tuple[dict[str, 
 
 
 def _thinking(thinking: Mapping[str, object], config: Mapping[str, object]) -> Effort:
-    _only(thinking, ("type", "budget_tokens", "display"), "thinking")
+    refuse_others(thinking, ("type", "budget_tokens", "display"), "thinking")
     kind = thinking.get("type")
     if kind not in ("enabled", "adaptive", "disabled"):
         raise InvalidRequestError(
@@ -92,10 +93,3 @@ def _level(value: object, name: str) -> str | None:
     if value is not None and value not in EFFORTS:
         raise InvalidRequestError(f"{name} must be one of {', '.join(EFFORTS)}", param=name)
     return None if value is None else str(value)
-
-
-def _only(value: Mapping[str, object], known: tuple[str, ...], field: str) -> None:
-    for name in value:
-        if name not in known:
-            shown = f"{field}.{shown_name(name)}"
-            raise InvalidRequestError(f"{shown} is not supported", param=shown)

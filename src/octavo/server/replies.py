@@ -99,11 +99,14 @@ async def send_pieces(send: Send, pieces: Iterable[bytes]) -> None:
 
 
 async def send_error(
-    send: Send, error: OctavoError, *, dialect: Dialect, close: bool = False
+    send: Send,
+    error: OctavoError,
+    *,
+    dialect: Dialect,
+    headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> None:
-    """An error response. ``close`` ends the connection: the rest of the body is not read."""
-    headers = [(b"connection", b"close")] if close else []
-    headers += _retry_after(error)
+    """An error response, with when to retry where that helps."""
+    headers = [*headers, *_retry_after(error)]
     await send_json(send, dialect.error(error), status=error.http_status, headers=headers)
 
 

@@ -32,7 +32,7 @@ from octavo.server.responses_input import (
 from octavo.server.responses_writer import ResponseWriter
 from octavo.server.sse import PING, named_event, send_events
 from octavo.server.state import ServerState
-from octavo.server.typed_body import shown_name
+from octavo.text.members import shown_name
 
 MAX_EVENTS = 1 << 24
 MAX_PAGE = 100

@@ -25,8 +25,9 @@ from octavo.server.request_shapes import (
 from octavo.server.sampling_fields import sampling_from_body
 from octavo.server.state import ServerState
 from octavo.server.tools import RESPONSES_TOOLS, read_tools
-from octavo.server.typed_body import TypedBody, shown_name
+from octavo.server.typed_body import TypedBody
 from octavo.text import Message
+from octavo.text.members import refuse_others, shown_name
 
 ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
@@ -215,20 +216,20 @@ def _message(item: Mapping[str, Any], where: str) -> Message:
         raise InvalidRequestError(
             f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role"
         )
-    _refuse_others(item, _LABELS, where)
+    refuse_others(item, _LABELS, where, unless_empty=True)
     return {"role": role, "content": _content(item.get("content"), f"{where}.content")}
 
 
 def _reasoning(item: Mapping[str, Any], where: str) -> Message:
     """What was thought, unless it is told in another way than its text."""
-    _refuse_others(item, _REASONING_LABELS, where)
+    refuse_others(item, _REASONING_LABELS, where, unless_empty=True)
     content = item.get("content")
     thought = _content(content, f"{where}.content") if content else ""
     return {"role": "assistant", "content": "", "reasoning_content": thought}
 
 
 def _call(item: Mapping[str, Any], where: str) -> Message:
-    _refuse_others(item, _CALL_LABELS, where)
+    refuse_others(item, _CALL_LABELS, where, unless_empty=True)
     texts = {key: _string(item, key, where) for key in ("call_id", "name", "arguments")}
     if json_object(texts["arguments"]) is None:
         param = f"{where}.arguments"
@@ -239,7 +240,7 @@ def _call(item: Mapping[str, Any], where: str) -> Message:
 
 
 def _result(item: Mapping[str, Any], where: str) -> Message:
-    _refuse_others(item, _RESULT_LABELS, where)
+    refuse_others(item, _RESULT_LABELS, where, unless_empty=True)
     output = item.get("output")
     text = "" if output == [] else _content(output, f"{where}.output")
     return {"role": "tool", "tool_call_id": _string(item, "call_id", where), "content": text}
@@ -278,15 +279,8 @@ def _part(part: object, where: str) -> str:
     text = part.get("text")
     if not isinstance(text, str):
         raise InvalidRequestError(f"{where}.text must be a string", param=f"{where}.text")
-    _refuse_others(part, _PART_LABELS, where)
+    refuse_others(part, _PART_LABELS, where, unless_empty=True)
     return text
-
-
-def _refuse_others(value: Mapping[str, object], known: frozenset[str], where: str) -> None:
-    for key, held in value.items():
-        if key not in known and held not in (None, []):
-            shown = f"{where}.{shown_name(key)}"
-            raise InvalidRequestError(f"{shown} is not supported", param=shown)
 
 
 # -- what is repeated ----------------------------------------------------------------------------

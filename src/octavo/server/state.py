@@ -15,8 +15,8 @@ from octavo.server.http_protocol import MAX_CONNECTIONS
 from octavo.server.response_store import ResponseStore
 from octavo.server.sampling_fields import TokenLimits
 from octavo.server.text_thread import TextThread
-from octavo.server.typed_body import shown_name
 from octavo.text import ChatTemplate, Tokenizer
+from octavo.text.members import shown_name
 
 if TYPE_CHECKING:
     from octavo.server.metrics import Metrics

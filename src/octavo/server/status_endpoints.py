@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo import __version__
+from octavo.errors import RequestNotFoundError
 from octavo.server.kv_page import kv_page
 from octavo.server.metrics import CONTENT_TYPE
 from octavo.server.replies import Exchange, send_bytes, send_json, send_pieces
@@ -69,6 +70,16 @@ async def metrics(state: ServerState, http: Exchange) -> None:
 async def debug_kv(state: ServerState, http: Exchange) -> None:
     """Every block of the KV pool, and the ledger."""
     await send_pieces(http.send, kv_page(await state.client.control("kv")))
+
+
+async def debug_request(state: ServerState, http: Exchange) -> None:
+    """One request in the engine: its limits, and where each of its branches stands."""
+    found = await state.client.control("requests")
+    request_id = http.scope["path_params"]["request_id"]
+    if request_id not in found:
+        message = "no such request is in the engine; /debug/requests lists those that are"
+        raise RequestNotFoundError(message)
+    await send_json(http.send, found[request_id])
 
 
 async def debug_requests(state: ServerState, http: Exchange) -> None:

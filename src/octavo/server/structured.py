@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from octavo.core.grammar import Grammar
 from octavo.errors import InvalidRequestError
-from octavo.server.typed_body import TypedBody, shown_name
+from octavo.server.typed_body import TypedBody
+from octavo.text.members import refuse_others
 
 _SCHEMA_KEYS = {"type", "name", "schema", "strict", "description"}
 # What stands beside a format, and is read elsewhere or asks for nothing.
@@ -53,7 +54,7 @@ def _response_format(body: TypedBody) -> Grammar | None:
     value = body.mapping("response_format")
     kind = value.get("type")
     known = {"type", "json_schema"} if kind == "json_schema" else {"type"}
-    _only(value, known, "response_format")
+    refuse_others(value, known, "response_format")
     if kind == "text":
         return None
     if kind == "json_object":
@@ -67,13 +68,13 @@ def _response_format(body: TypedBody) -> Grammar | None:
     field = "response_format.json_schema"
     if not isinstance(wanted, dict) or "schema" not in wanted:
         raise InvalidRequestError(f"{field} must be an object with name and schema", param=field)
-    _only(wanted, {"name", "schema", "strict", "description"}, field)
+    refuse_others(wanted, {"name", "schema", "strict", "description"}, field)
     return schema_grammar(wanted["schema"], f"{field}.schema")
 
 
 def _flat_format(value: Mapping[str, object], field: str) -> Grammar | None:
     """The form of the newer protocols: the schema stands beside the type, under ``format``."""
-    _only(value, {"format"} | _BESIDE_FORMAT[field], field)
+    refuse_others(value, {"format"} | _BESIDE_FORMAT[field], field)
     if value.get("verbosity") not in (None, "medium"):
         param = f"{field}.verbosity"
         raise InvalidRequestError(f"{param} is not supported, but for medium", param=param)
@@ -83,7 +84,7 @@ def _flat_format(value: Mapping[str, object], field: str) -> Grammar | None:
     if not isinstance(form, dict):
         raise InvalidRequestError(f"{field} must be an object", param=field)
     kind = form.get("type")
-    _only(form, _SCHEMA_KEYS if kind == "json_schema" else {"type"}, field)
+    refuse_others(form, _SCHEMA_KEYS if kind == "json_schema" else {"type"}, field)
     if kind == "text":
         return None
     if kind == "json_object":
@@ -99,7 +100,7 @@ def _structured_outputs(body: TypedBody) -> Grammar | None:
     if body.raw("structured_outputs") is None:
         return None
     value = body.mapping("structured_outputs")
-    _only(value, set(_KINDS), "structured_outputs")
+    refuse_others(value, _KINDS, "structured_outputs")
     if len(value) != 1:
         raise InvalidRequestError(
             f"structured_outputs takes exactly one of {', '.join(_KINDS)}",
@@ -126,13 +127,3 @@ def _parsed(schema: object, field: str) -> object:
         return json.loads(schema)
     except (ValueError, RecursionError):
         raise InvalidRequestError(f"{field} is not valid JSON", param=field) from None
-
-
-def _only(value: Mapping[str, object], known: set[str], field: str) -> None:
-    for name in value:
-        if name not in known:
-            shown = shown_name(name)
-            raise InvalidRequestError(
-                f'unknown key "{shown}" in {field}; known are {", ".join(sorted(known))}',
-                param=f"{field}.{shown}",
-            )

@@ -24,8 +24,9 @@ from octavo.server.prompts import MAX_PROMPTS, check_message_count
 from octavo.server.rendering import finite_logprob, usage_object
 from octavo.server.replies import Exchange, ignored_header, send_json
 from octavo.server.state import ServerState
-from octavo.server.typed_body import TypedBody, shown_name
+from octavo.server.typed_body import TypedBody
 from octavo.text import read_messages
+from octavo.text.members import refuse_others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +105,7 @@ def _parse(state: ServerState, values: dict[str, object]) -> _Questions:
 def _read_question(question: object, where: str) -> tuple[str, list[str]]:
     if not isinstance(question, dict):
         raise InvalidRequestError(f"{where} must be an object", param=where)
-    for key in question:
-        if key not in ("question", "labels"):
-            shown = shown_name(key)
-            raise InvalidRequestError(f'{where} has an unknown field "{shown}"', param=where)
+    refuse_others(question, ("question", "labels"), where)
     text, labels = question.get("question"), question.get("labels")
     if not isinstance(text, str):
         raise InvalidRequestError(f"{where}.question must be a string", param=f"{where}.question")

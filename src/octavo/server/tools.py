@@ -10,14 +10,15 @@ Inside, a function is told of as in chat.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
 from octavo.core.grammar import Grammar
 from octavo.errors import InvalidRequestError
 from octavo.server.structured import read_grammar
-from octavo.server.typed_body import TypedBody, shown_name
+from octavo.server.typed_body import TypedBody
+from octavo.text.members import refuse_others
 from octavo.text.tool_formats import MAX_PARALLEL_CALLS, Tool, ToolFormat
 from octavo.text.tool_parser import ToolParser
 
@@ -111,15 +112,8 @@ def _tool(tool: object, where: str, dialect: ToolDialect) -> Tool:
             f"{where}.type must be {dialect.kinds[0]}; other tools are not run here",
             param=f"{where}.type",
         )
-    function: object = tool.get(dialect.inside) if dialect.inside else tool
-    where = f"{where}.{dialect.inside}" if dialect.inside else where
-    if not isinstance(function, Mapping):
-        raise InvalidRequestError(f"{where} must be an object", param=where)
     known = {"name", "description", dialect.parameters} | dialect.labels
-    for key in function:
-        if key not in known:
-            shown = f"{where}.{shown_name(key)}"
-            raise InvalidRequestError(f"{shown} is not supported", param=shown)
+    function, where = _inside(tool, dialect.inside, known, where=where)
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequestError(
@@ -134,6 +128,23 @@ def _tool(tool: object, where: str, dialect: ToolDialect) -> Tool:
         if value is not None:
             told["description" if kind is str else "parameters"] = value
     return {"type": "function", "function": told}
+
+
+def _inside(
+    value: Mapping[str, object], key: str, known: Set[str], *, where: str
+) -> tuple[Mapping[str, object], str]:
+    """The object under ``key``, beside a type, or ``value`` itself without one, and its place.
+
+    Only ``known`` members may stand in it.
+    """
+    held: object = value
+    if key:
+        refuse_others(value, ("type", key), where)
+        held, where = value.get(key), f"{where}.{key}"
+    if not isinstance(held, Mapping):
+        raise InvalidRequestError(f"{where} must be an object", param=where)
+    refuse_others(held, known if key else known | {"type"}, where)
+    return held, where
 
 
 def _parallel(body: TypedBody) -> bool:
@@ -166,45 +177,36 @@ def _choice(choice: object, names: Sequence[str], dialect: ToolDialect) -> Choic
 # -- the protocols' spellings of a choice ----------------------------------------------------
 
 
-def _word_or_function(choice: object, name: Callable[[Mapping[str, object]], object]) -> Choice:
+def _word_or_function(choice: object, inside: str) -> Choice:
     if isinstance(choice, str):
         return choice, ""
     if not isinstance(choice, Mapping) or choice.get("type") != "function":
         return "", ""
-    return _named(name(choice))
+    return _named(_inside(choice, inside, {"name"}, where="tool_choice")[0])
 
 
-def _named(name: object) -> Choice:
+def _named(function: Mapping[str, object]) -> Choice:
+    name = function.get("name")
     return ("named", name) if isinstance(name, str) else ("", "")
-
-
-def _chat_choice(choice: object) -> Choice:
-    def name(choice: Mapping[str, object]) -> object:
-        function = choice.get("function")
-        return function.get("name") if isinstance(function, Mapping) else None
-
-    return _word_or_function(choice, name)
-
-
-def _responses_choice(choice: object) -> Choice:
-    return _word_or_function(choice, lambda choice: choice.get("name"))
 
 
 def _messages_choice(choice: object) -> Choice:
     kind = choice.get("type") if isinstance(choice, Mapping) else None
-    if isinstance(choice, Mapping) and kind == "tool":
-        return _named(choice.get("name"))
+    if not isinstance(choice, Mapping) or not isinstance(kind, str):
+        return "", ""
+    names = {"name"} if kind == "tool" else set()
+    refuse_others(choice, {"type", "disable_parallel_tool_use"} | names, "tool_choice")
     words = {"auto": "auto", "any": "required", "none": "none"}
-    return words.get(kind, "") if isinstance(kind, str) else "", ""
+    return _named(choice) if kind == "tool" else (words.get(kind, ""), "")
 
 
-CHAT_TOOLS: Final = ToolDialect(read_choice=_chat_choice, inside="function")
-RESPONSES_TOOLS: Final = ToolDialect(
-    read_choice=_responses_choice, labels=frozenset({"type", "strict"})
+CHAT_TOOLS: Final = ToolDialect(
+    read_choice=lambda choice: _word_or_function(choice, "function"), inside="function"
 )
+RESPONSES_TOOLS: Final = ToolDialect(read_choice=lambda choice: _word_or_function(choice, ""))
 MESSAGES_TOOLS: Final = ToolDialect(
     read_choice=_messages_choice,
     parameters="input_schema",
     kinds=("custom", None),
-    labels=frozenset({"type", "strict", "cache_control", "eager_input_streaming"}),
+    labels=frozenset({"strict", "cache_control", "eager_input_streaming"}),
 )

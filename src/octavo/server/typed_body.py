@@ -91,11 +91,6 @@ def _check_length(value: object, name: str, at_most: int) -> None:
         )
 
 
-def shown_name(name: str) -> str:
-    """A client's own name as it may appear in an error: short, printable ASCII."""
-    return "".join(c if c.isascii() and c.isprintable() else "?" for c in name[:64])
-
-
 def is_integer(value: object) -> bool:
     """Whether a JSON value is an integer that fits 64 bits."""
     return isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from octavo.errors import InvalidRequestError
+from octavo.text.members import shown_name
 
 # What a client may call a role → what templates call it.
 ROLES: Final = {
@@ -25,7 +26,6 @@ ROLES: Final = {
 }
 MAX_CALLS: Final = 128
 MAX_NAME_CHARS: Final = 256
-MAX_SHOWN_CHARS: Final = 64
 # Beside role and content.
 _KEYS: Final = {"assistant": ("tool_calls", "reasoning_content"), "tool": ("tool_call_id", "name")}
 
@@ -75,7 +75,7 @@ def _normal_message(message: object, where: str) -> Message:
     known = ("role", "content", *_KEYS.get(role, ()))
     for key, value in message.items():
         if key not in known and (value not in (None, []) or (key == "tool_calls" and value == [])):
-            shown = f"{where}.{_shown(key)}"
+            shown = f"{where}.{shown_name(key)}"
             raise InvalidRequestError(f"{shown} is not supported here", param=shown)
     normal: Message = {"role": ROLES[role]}
     if role == "tool":
@@ -163,9 +163,3 @@ def _part(part: object, where: str) -> str:
     if set(part) - {"type", "text"}:
         raise InvalidRequestError(f"{where} has keys besides type and text", param=where)
     return text
-
-
-def _shown(key: object) -> str:
-    """A client's own name as it may appear in an error: short, printable ASCII."""
-    text = str(key)[:MAX_SHOWN_CHARS]
-    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text)
