@@ -1,40 +1,38 @@
 // Python bindings. All checks of user input are made by octavo.backends.native; the ones here keep
 // a wrong array from becoming a wrong memory access.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <optional>
-#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "arrays.hpp"
 #include "cpu.hpp"
 #include "model.hpp"
 #include "sampler_bindings.hpp"
+#include "step_bindings.hpp"
 
-namespace nb = nanobind;
-using namespace nb::literals;
+using namespace nanobind::literals;
 
 namespace octavo {
 namespace {
 
-template <class T, size_t Dims>
-using Array = nb::ndarray<T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
-using Ints = Array<const int32_t, 1>;
-using Floats = Array<const float, 1>;
-using Bytes = Array<const uint8_t, 1>;
-
-void require(bool ok, const char* what) {
-  if (!ok) throw std::invalid_argument(what);
-}
+// A model and what its last step was given.
+struct BoundModel final : Model {
+  using Model::Model;
+  StepBinding binding;
+  std::pair<double, double> span{0.0, 0.0};  // begin and end of the last step
+};
 
 // (GGUF type number, rows, columns, bytes)
 RawTensor raw_tensor(nb::handle handle) {
   const nb::tuple parts = nb::cast<nb::tuple>(handle);
-  const Bytes data = nb::cast<Bytes>(parts[3]);
+  const Bytes data = array_of<const uint8_t, 1>(parts[3], "tensor bytes");
   RawTensor tensor;
   tensor.type = nb::cast<int>(parts[0]);
   tensor.rows = nb::cast<int>(parts[1]);
@@ -53,162 +51,85 @@ std::vector<RawTensor> raw_tensors(const nb::list& list) {
   return out;
 }
 
-std::vector<float> floats(const Floats& array) {
+std::vector<float> floats(nb::handle value, const char* name) {
+  const Floats array = array_of<const float, 1>(value, name);
   return std::vector<float>(array.data(), array.data() + array.size());
 }
 
-// Element i of a per-sample array, checked to be as long as the batch.
-template <class T>
-const T* column(nb::handle samples, const char* name, size_t length) {
-  const auto array = nb::cast<Array<const T, 1>>(samples.attr(name));
-  require(array.size() == length, "sample arrays differ in length");
-  return array.data();
-}
-
-// The CSR span of row i.
-struct Csr {
-  const int32_t* start;
-  int begin(size_t i) const { return start[i]; }
-  int size(size_t i) const { return start[i + 1] - start[i]; }
-};
-
-Csr csr(nb::handle samples, const char* name, size_t length, size_t values) {
-  const Csr out{column<int32_t>(samples, name, length + 1)};
-  require(out.start[0] == 0 && size_t(out.start[length]) <= values, "CSR offsets out of range");
-  for (size_t i = 0; i < length; ++i) require(out.size(i) >= 0, "CSR offsets descend");
-  return out;
-}
-
-void check_ids(const Ints& ids, int vocab) {
-  for (size_t i = 0; i < ids.size(); ++i) {
-    require(ids.data()[i] >= 0 && ids.data()[i] < vocab, "token id outside the vocabulary");
+// Room for what is told of the samples besides their tokens. `output` is a StepOutput.
+struct Outputs {
+  explicit Outputs(nb::handle output)
+      : logprobs(array_in<float, 1>(output, "logprobs")),
+        top_ids(array_in<int32_t, 2>(output, "top_ids")),
+        top_logprobs(array_in<float, 2>(output, "top_logprobs")) {
+    if (!output.attr("logits").is_none()) logits = array_in<float, 2>(output, "logits");
+    if (!output.attr("hidden").is_none()) hidden = array_in<float, 2>(output, "hidden");
   }
-}
 
-void fill_samples(StepArrays& step, nb::handle s, int vocab) {
-  const Ints token_index = nb::cast<Ints>(s.attr("token_index"));
-  const size_t n = token_index.size();
-  step.num_samples = int(n);
-  step.token_index = token_index.data();
-  step.samples.resize(n);
-  step.results.resize(n);
-  if (n == 0) return;
-  const Ints history = nb::cast<Ints>(s.attr("history"));
-  const Ints bias_ids = nb::cast<Ints>(s.attr("bias_ids"));
-  const Floats bias_values = nb::cast<Floats>(s.attr("bias_values"));
-  const Ints banned_ids = nb::cast<Ints>(s.attr("banned_ids"));
-  const auto masks = nb::cast<Array<const uint32_t, 2>>(s.attr("masks"));
-  require(bias_ids.size() == bias_values.size(), "bias lengths differ");
-  for (const Ints* ids : {&history, &bias_ids, &banned_ids}) check_ids(*ids, vocab);
-  const Csr histories = csr(s, "history_start", n, history.size());
-  const Csr biases = csr(s, "bias_start", n, bias_ids.size());
-  const Csr bans = csr(s, "banned_start", n, banned_ids.size());
-  const auto* seed = column<uint64_t>(s, "seed", n);
-  const auto* branch = column<int32_t>(s, "branch", n);
-  const auto* position = column<int32_t>(s, "position", n);
-  const auto* temperature = column<float>(s, "temperature", n);
-  const auto* top_k = column<int32_t>(s, "top_k", n);
-  const auto* top_p = column<float>(s, "top_p", n);
-  const auto* min_p = column<float>(s, "min_p", n);
-  const auto* repetition = column<float>(s, "repetition_penalty", n);
-  const auto* presence = column<float>(s, "presence_penalty", n);
-  const auto* frequency = column<float>(s, "frequency_penalty", n);
-  const auto* num_logprobs = column<int32_t>(s, "num_logprobs", n);
-  const auto* num_prompt = column<int32_t>(s, "num_prompt", n);
-  const auto* mask_index = column<int32_t>(s, "mask_index", n);
-  const auto* forced = column<int32_t>(s, "forced", n);
-  for (size_t i = 0; i < n; ++i) {
-    SampleRow& row = step.samples[i];
-    row.seed = seed[i];
-    row.branch = branch[i];
-    row.position = position[i];
-    row.temperature = temperature[i];
-    row.top_k = top_k[i];
-    row.top_p = top_p[i];
-    row.min_p = min_p[i];
-    row.repetition_penalty = repetition[i];
-    row.presence_penalty = presence[i];
-    row.frequency_penalty = frequency[i];
-    row.num_logprobs = num_logprobs[i];
-    row.num_prompt = num_prompt[i];
-    row.history = history.data() + histories.begin(i);
-    row.num_history = histories.size(i);
-    row.bias_ids = bias_ids.data() + biases.begin(i);
-    row.bias_values = bias_values.data() + biases.begin(i);
-    row.num_bias = biases.size(i);
-    row.banned_ids = banned_ids.data() + bans.begin(i);
-    row.num_banned = bans.size(i);
-    row.forced = forced[i];
-    require(row.forced < vocab, "token id outside the vocabulary");
-    if (mask_index[i] >= 0) {
-      const size_t words = size_t(vocab + 31) / 32;
-      require(size_t(mask_index[i]) < masks.shape(0) && masks.shape(1) == words, "mask index");
-      row.mask = masks.data() + size_t(mask_index[i]) * words;
+  // Hands the room to a step, whose arrays point to it.
+  void enter(StepArrays& step, const Model& model) {
+    const size_t n = size_t(step.num_samples);
+    const size_t width = top_ids.shape(1);
+    require(logprobs.size() == n && top_ids.shape(0) == n && top_logprobs.shape(0) == n &&
+                top_logprobs.shape(1) == width,
+            "output arrays have the wrong shape");
+    for (size_t i = 0; i < n; ++i) {
+      require(step.samples[i].num_logprobs <= int(width), "too few output columns");
+      step.results[i].top_ids = top_ids.data() + i * width;
+      step.results[i].top_logprobs = top_logprobs.data() + i * width;
+    }
+    const auto fits = [n](const Array<float, 2>& array, int columns) {
+      return array.shape(0) == n && array.shape(1) == size_t(columns);
+    };
+    if (logits) {
+      require(fits(*logits, model.vocab()), "logits shape");
+      step.logits = logits->data();
+    }
+    if (hidden) {
+      require(fits(*hidden, model.hidden()), "hidden shape");
+      step.hidden = hidden->data();
     }
   }
+
+  Array<float, 1> logprobs;
+  Array<int32_t, 2> top_ids;
+  Array<float, 2> top_logprobs;
+  std::optional<Array<float, 2>> logits, hidden;
+};
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// `batch` is an octavo.backends.program.StepBatch; the outputs are arrays to be filled.
-void forward(Model& model, nb::handle batch, const Array<int32_t, 1>& token_ids,
-             const Array<float, 1>& logprobs, const Array<int32_t, 2>& top_ids,
-             const Array<float, 2>& top_logprobs, std::optional<Array<float, 2>> logits,
-             std::optional<Array<float, 2>> hidden) {
-  StepArrays step;
-  const Ints tokens = nb::cast<Ints>(batch.attr("token_ids"));
-  const Ints context = nb::cast<Ints>(batch.attr("context_lens"));
-  const Ints query_start = nb::cast<Ints>(batch.attr("query_start_loc"));
-  const Ints slots = nb::cast<Ints>(batch.attr("slots"));
-  const auto copies = nb::cast<Array<const int32_t, 2>>(batch.attr("copies"));
-  step.num_rows = int(context.size());
-  step.num_tokens = int(tokens.size());
-  require(query_start.size() == context.size() + 1 && slots.size() == context.size(),
-          "row arrays differ in length");
-  require(copies.shape(0) == 0 || copies.shape(1) == 4, "copies must be [C, 4]");
-  step.token_ids = tokens.data();
-  step.query_start = query_start.data();
-  step.context_lens = context.data();
-  step.slots = slots.data();
-  step.copies = copies.data();
-  step.num_copies = int(copies.shape(0));
-  const nb::tuple tables = nb::cast<nb::tuple>(batch.attr("block_tables"));
-  const nb::tuple firsts = nb::cast<nb::tuple>(batch.attr("first_position"));
-  require(tables.size() == firsts.size(), "one first_position per block table");
-  for (size_t g = 0; g < tables.size(); ++g) {
-    const auto table = nb::cast<Array<const int32_t, 2>>(tables[g]);
-    const Ints first = nb::cast<Ints>(firsts[g]);
-    require(first.size() == context.size(), "first_position must have one entry per row");
-    step.tables.push_back(
-        {table.data(), int(table.shape(0)), int(table.shape(1)), first.data()});
-  }
-  fill_samples(step, batch.attr("sample"), model.vocab());
-  const size_t n = size_t(step.num_samples);
-  require(token_ids.size() == n && logprobs.size() == n && top_ids.shape(0) == n &&
-              top_logprobs.shape(0) == n && top_ids.shape(1) == top_logprobs.shape(1),
-          "output arrays have the wrong shape");
-  for (size_t i = 0; i < n; ++i) {
-    require(step.samples[i].num_logprobs <= int(top_ids.shape(1)), "too few output columns");
-    step.results[i].top_ids = top_ids.data() + i * top_ids.shape(1);
-    step.results[i].top_logprobs = top_logprobs.data() + i * top_ids.shape(1);
-  }
-  if (logits) {
-    require(logits->shape(0) == n && logits->shape(1) == size_t(model.vocab()), "logits shape");
-    step.logits = logits->data();
-  }
-  if (hidden) {
-    require(hidden->shape(0) == n && hidden->shape(1) == size_t(model.hidden()), "hidden shape");
-    step.hidden = hidden->data();
+// The tokens drawn for `batch`, an octavo.backends.program.StepBatch. `output` is None where nobody
+// asks for more than them.
+nb::tuple forward(BoundModel& model, nb::handle batch, nb::handle output) {
+  StepArrays& step = model.binding.take(batch, model.vocab());
+  std::optional<Outputs> outputs;
+  if (output.is_none()) {
+    for (const SampleRow& row : step.samples) {
+      require(row.num_logprobs < 0, "a sample asks for logprobs and there is no room for them");
+    }
+  } else {
+    outputs.emplace(output).enter(step, model);
   }
   {
     nb::gil_scoped_release release;
+    model.span.first = seconds_now();
     model.step(step);
+    model.span.second = seconds_now();
   }
+  const size_t n = step.results.size();
+  nb::object tokens = nb::steal(PyTuple_New(Py_ssize_t(n)));
+  if (!tokens.is_valid()) throw nb::python_error();
   for (size_t i = 0; i < n; ++i) {
-    token_ids.data()[i] = step.results[i].token;
-    logprobs.data()[i] = step.results[i].logprob;
+    PyTuple_SET_ITEM(tokens.ptr(), Py_ssize_t(i), PyLong_FromLong(step.results[i].token));
+    if (outputs) outputs->logprobs.data()[i] = step.results[i].logprob;
   }
+  return nb::borrow<nb::tuple>(tokens);
 }
 
-Model* make_model(const nb::dict& o) {
+BoundModel* make_model(const nb::dict& o) {
   ModelOptions options;
   const auto integer = [&](const char* name) { return nb::cast<int>(o[name]); };
   options.hidden = integer("hidden");
@@ -225,10 +146,10 @@ Model* make_model(const nb::dict& o) {
   options.kv.group_layers = nb::cast<std::vector<int>>(o["group_layers"]);
   options.kv.num_kv_heads = integer("kv_heads");
   options.kv.head_dim = integer("head_dim");
-  return new Model(options);
+  return new BoundModel(options);
 }
 
-void add_attention(Model& model, const nb::dict& o) {
+void add_attention(BoundModel& model, const nb::dict& o) {
   AttentionSpec spec;
   spec.layer = nb::cast<int>(o["layer"]);
   spec.group = nb::cast<int>(o["group"]);
@@ -242,7 +163,7 @@ void add_attention(Model& model, const nb::dict& o) {
   model.add_attention(spec);
 }
 
-void read_block(Model& model, int group, int layer, int block, const Array<float, 3>& k,
+void read_block(BoundModel& model, int group, int layer, int block, const Array<float, 3>& k,
                 const Array<float, 3>& v) {
   const KvLayout& layout = model.kv().layout();
   require(group >= 0 && group < int(layout.group_layers.size()) && layer >= 0 &&
@@ -254,7 +175,7 @@ void read_block(Model& model, int group, int layer, int block, const Array<float
   model.kv().read(group, layer, block, k.data(), v.data());
 }
 
-void poison(Model& model, const Ints& blocks) {
+void poison(BoundModel& model, const Ints& blocks) {
   for (size_t i = 0; i < blocks.size(); ++i) {
     require(blocks.data()[i] >= 0 && blocks.data()[i] < model.kv().layout().num_blocks,
             "no such block");
@@ -271,42 +192,44 @@ void dequantize(nb::handle tensor, const Array<float, 2>& out) {
 }
 
 void bind_model(nb::module_& m) {
-  nb::class_<Model>(m, "Model")
+  nb::class_<BoundModel>(m, "Model")
       .def(nb::new_([](const nb::dict& options) { return make_model(options); }), "options"_a)
       .def("set_embedding",
-           [](Model& self, nb::handle table, float scale) {
+           [](BoundModel& self, nb::handle table, float scale) {
              self.set_embedding(raw_tensor(table), scale);
            })
       .def("add_norm_linear",
-           [](Model& self, const Floats& norm, float eps, const nb::list& weights,
+           [](BoundModel& self, nb::handle norm, float eps, const nb::list& weights,
               const nb::list& biases) {
              std::vector<std::vector<float>> bias;
-             for (nb::handle b : biases) bias.push_back(floats(nb::cast<Floats>(b)));
-             self.add_norm_linear(floats(norm), eps, raw_tensors(weights), bias);
+             for (nb::handle b : biases) bias.push_back(floats(b, "bias"));
+             self.add_norm_linear(floats(norm, "norm"), eps, raw_tensors(weights), bias);
            })
       .def("add_attention", &add_attention)
       .def("add_linear_residual",
-           [](Model& self, nb::handle weight, const Floats& bias) {
-             self.add_linear_residual(raw_tensor(weight), floats(bias));
+           [](BoundModel& self, nb::handle weight, nb::handle bias) {
+             self.add_linear_residual(raw_tensor(weight), floats(bias, "bias"));
            })
       .def("add_norm_mlp",
-           [](Model& self, const Floats& norm, float eps, nb::handle gate, nb::handle up,
+           [](BoundModel& self, nb::handle norm, float eps, nb::handle gate, nb::handle up,
               nb::handle down) {
-             self.add_norm_mlp(floats(norm), eps, raw_tensor(gate), raw_tensor(up),
+             self.add_norm_mlp(floats(norm, "norm"), eps, raw_tensor(gate), raw_tensor(up),
                                raw_tensor(down));
            })
       .def("set_head",
-           [](Model& self, const Floats& norm, float eps, nb::handle weight) {
-             self.set_head(floats(norm), eps, raw_tensor(weight));
+           [](BoundModel& self, nb::handle norm, float eps, nb::handle weight) {
+             self.set_head(floats(norm, "norm"), eps, raw_tensor(weight));
            })
-      .def("finish", &Model::finish, nb::call_guard<nb::gil_scoped_release>())
-      .def("forward", &forward, "batch"_a, "token_ids"_a, "logprobs"_a, "top_ids"_a,
-           "top_logprobs"_a, "logits"_a.none(), "hidden"_a.none())
-      .def("read_block", &read_block)
-      .def("poison", &poison)
-      .def("start_profile", &Model::start_profile)
+      .def(
+          "finish", [](BoundModel& self) { self.finish(); },
+          nb::call_guard<nb::gil_scoped_release>())
+      .def("forward", &forward, "batch"_a, "output"_a.none())
+      .def("read_block", &read_block, "group"_a, "layer"_a, "block"_a, "keys"_a.noconvert(),
+           "values"_a.noconvert())
+      .def("poison", &poison, "blocks"_a.noconvert())
+      .def("start_profile", [](BoundModel& self) { self.start_profile(); })
       .def("costs",
-           [](const Model& self) {
+           [](const BoundModel& self) {
              nb::list out;
              for (int i = 0; i < kNumStages; ++i) {
                const Cost& cost = self.costs()[size_t(i)];
@@ -315,9 +238,10 @@ void bind_model(nb::module_& m) {
              }
              return out;
            })
-      .def_prop_ro("progress", &Model::progress)
-      .def_prop_ro("weight_bytes", &Model::weight_bytes)
-      .def_prop_ro("huge_weight_bytes", &Model::huge_weight_bytes);
+      .def_prop_ro("span", [](const BoundModel& self) { return self.span; })
+      .def_prop_ro("progress", [](const BoundModel& self) { return self.progress(); })
+      .def_prop_ro("weight_bytes", [](const BoundModel& self) { return self.weight_bytes(); })
+      .def_prop_ro("huge_weight_bytes", [](const BoundModel& self) { return self.huge_weight_bytes(); });
 }
 
 }  // namespace
@@ -328,7 +252,8 @@ NB_MODULE(_native, m) {
   m.attr("kernel_revision") = 4;
   bind_model(m);
   register_sampler(m);
-  m.def("dequantize", &dequantize, "Exact float values of a raw tensor.");
+  m.def("dequantize", &dequantize, "tensor"_a, "out"_a.noconvert(),
+        "Exact float values of a raw tensor.");
   m.def("cpu_features", &supported_isas, "Kernel sets that this machine can run, slowest first.");
   m.def("probe_barrier_ns", &probe_barrier_ns, "threads"_a,
         nb::call_guard<nb::gil_scoped_release>());

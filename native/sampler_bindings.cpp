@@ -1,6 +1,5 @@
 #include "sampler_bindings.hpp"
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -9,25 +8,16 @@
 #include <tuple>
 #include <vector>
 
+#include "arrays.hpp"
 #include "sampler.hpp"
-
-namespace nb = nanobind;
 
 namespace octavo {
 namespace {
 
-template <class T>
-using Line = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
 // (token, logprob, top ids, top logprobs)
 using Answer = std::tuple<int, float, std::vector<std::int32_t>, std::vector<float>>;
 
-template <class T>
-Line<T> line_of(nb::handle row, const char* name) {
-  return nb::cast<Line<T>>(row.attr(name));
-}
-
-void check_ids(const Line<std::int32_t>& ids, int vocab, const char* name) {
+void check_ids(const Ints& ids, int vocab, const char* name) {
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (ids.data()[i] < 0 || ids.data()[i] >= vocab) {
       throw std::out_of_range(std::string(name) + " holds a token id outside the vocabulary");
@@ -36,12 +26,12 @@ void check_ids(const Line<std::int32_t>& ids, int vocab, const char* name) {
 }
 
 // `row` is an octavo.sampling.SampleRow.
-Answer sample_row_of(const Line<float>& logits, nb::handle row) {
+Answer sample_row_of(const Floats& logits, nb::handle row) {
   const int vocab = static_cast<int>(logits.size());
-  const auto history = line_of<std::int32_t>(row, "history");
-  const auto bias_ids = line_of<std::int32_t>(row, "bias_ids");
-  const auto bias_values = line_of<float>(row, "bias_values");
-  const auto banned_ids = line_of<std::int32_t>(row, "banned_ids");
+  const auto history = array_in<const int32_t, 1>(row, "history");
+  const auto bias_ids = array_in<const int32_t, 1>(row, "bias_ids");
+  const auto bias_values = array_in<const float, 1>(row, "bias_values");
+  const auto banned_ids = array_in<const int32_t, 1>(row, "banned_ids");
   check_ids(history, vocab, "history");
   check_ids(bias_ids, vocab, "bias_ids");
   check_ids(banned_ids, vocab, "banned_ids");
@@ -68,9 +58,9 @@ Answer sample_row_of(const Line<float>& logits, nb::handle row) {
   in.num_bias = static_cast<std::int32_t>(bias_ids.size());
   in.banned_ids = banned_ids.data();
   in.num_banned = static_cast<std::int32_t>(banned_ids.size());
-  Line<std::uint32_t> mask;
+  Array<const uint32_t, 1> mask;
   if (!row.attr("mask").is_none()) {
-    mask = line_of<std::uint32_t>(row, "mask");
+    mask = array_in<const uint32_t, 1>(row, "mask");
     if (mask.size() != (logits.size() + 31) / 32) throw std::invalid_argument("mask length");
     in.mask = mask.data();
   }
@@ -88,7 +78,7 @@ Answer sample_row_of(const Line<float>& logits, nb::handle row) {
 }  // namespace
 
 void register_sampler(nb::module_& module) {
-  module.def("sample_row", &sample_row_of, nb::arg("logits"), nb::arg("row"),
+  module.def("sample_row", &sample_row_of, nb::arg("logits").noconvert(), nb::arg("row"),
              "Sample one token; the native twin of octavo.sampling.sample_row.");
 }
 

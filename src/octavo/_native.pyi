@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.backends.program import StepBatch
+from octavo.backends.program import StepBatch, StepOutput
 from octavo.sampling import SampleRow
 
 _Raw = tuple[int, int, int, NDArray[np.uint8]]  # GGUF type number, rows, columns, bytes
@@ -29,16 +29,7 @@ class Model:
     ) -> None: ...
     def set_head(self, norm: NDArray[np.float32], eps: float, weight: _Raw) -> None: ...
     def finish(self) -> None: ...
-    def forward(
-        self,
-        batch: StepBatch,
-        token_ids: NDArray[np.int32],
-        logprobs: NDArray[np.float32],
-        top_ids: NDArray[np.int32],
-        top_logprobs: NDArray[np.float32],
-        logits: NDArray[np.float32] | None,
-        hidden: NDArray[np.float32] | None,
-    ) -> None: ...
+    def forward(self, batch: StepBatch, output: StepOutput | None) -> tuple[int, ...]: ...
     def read_block(
         self,
         group: int,
@@ -50,6 +41,8 @@ class Model:
     def poison(self, blocks: NDArray[np.int32]) -> None: ...
     def start_profile(self) -> None: ...
     def costs(self) -> list[tuple[str, int, float, int, int]]: ...
+    @property
+    def span(self) -> tuple[float, float]: ...
     @property
     def progress(self) -> int: ...
     @property

@@ -37,7 +37,7 @@ def worst_error(model_path: Path, golden_path: Path) -> float:
     output = executor.forward(step(rows))
     executor.close()
     assert output.logits is not None
-    assert output.token_ids.tolist() == golden["top_ids"][:, 0].tolist()
+    assert list(output.token_ids) == golden["top_ids"][:, 0].tolist()
     top = np.take_along_axis(output.logits, golden["top_ids"].astype(np.int64), axis=1)
     fixed = output.logits[:, golden["fixed_ids"]]
     errors = np.maximum(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 
@@ -152,6 +153,20 @@ _SAMPLE = (
 )  # fmt: skip
 
 
+def strays(batch: StepBatch) -> list[str]:
+    """Arrays of another type than their fields say, or not contiguous: no backend converts them."""
+    found = []
+    for owner in (batch, batch.sample):
+        for item in fields(owner):
+            if (kind := re.search(r"NDArray\[np\.(\w+)\]", str(item.type))) is None:
+                continue
+            held = getattr(owner, item.name)
+            for array in held if isinstance(held, tuple) else (held,):
+                if array.dtype != kind[1] or not array.flags.c_contiguous:
+                    found.append(item.name)
+    return found
+
+
 def described(batch: StepBatch) -> dict[str, object]:
     """A batch in the terms of ``PlainBatches.expected``."""
     sample = batch.sample
@@ -205,6 +220,7 @@ class BatchWatch:
         batch = build_batch(plan, self.table, allowed=NO_MASKS)
         self.num_kept += self.table.layout is before
         self.num_new += self.table.layout is not before
+        assert strays(batch) == []
         found, expected = described(batch), self.plain.expected(plan)
         assert {n: v for n, v in found.items() if expected[n] != v} == {}
         assert found.keys() == expected.keys()

@@ -49,7 +49,8 @@ def sample_arrays(token_index: Sequence[int], **fields: NDArray[Any]) -> SampleB
     for name in ("history", "bias_ids", "banned_ids"):
         values[name] = np.zeros(0, np.int32)
     values["bias_values"] = np.zeros(0, np.float32)
-    return SampleBatch(**(values | fields))
+    values |= fields
+    return SampleBatch(**values, max_logprobs=int(values["num_logprobs"].max(initial=-1)))
 
 
 def step(rows: Sequence[Row], *, copies: Sequence[Sequence[int]] = (), **sample: Any) -> StepBatch:

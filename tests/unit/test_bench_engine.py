@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from octavo.backends.program import OpTime, StepBatch, StepOutput
+from octavo.backends.program import NO_LOGPROBS, OpTime, StepBatch, StepOutput
 from octavo.bench.drive import bench_config, drive, random_prompts
 from octavo.bench.latency import LatencyWorkload, measure_latency
 from octavo.bench.machine import (
@@ -50,13 +50,7 @@ class ConstantExecutor:
     progress = 0
 
     def forward(self, batch: StepBatch) -> StepOutput:
-        count = len(batch.sample.token_index)
-        return StepOutput(
-            token_ids=np.full(count, 7, np.int32),
-            logprobs=np.zeros(count, np.float32),
-            top_ids=np.zeros((count, 0), np.int32),
-            top_logprobs=np.zeros((count, 0), np.float32),
-        )
+        return StepOutput((7,) * len(batch.sample.token_index), *NO_LOGPROBS)
 
     def read_block(
         self, group: int, layer: int, block: int

@@ -12,15 +12,24 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import RowPlan, SlotState, StepPlan
 from octavo.worker.batch import build_batch
 from octavo.worker.slots import SlotTable
+from oracles.plain_batch import strays
 
 NUM_SLOTS = 6
 
 
 def state(slot: int, rng: random.Random) -> SlotState:
-    params = SamplingParams(temperature=rng.random(), top_k=rng.randrange(9))
+    extras = [
+        {"bad_token_ids": ((3,), (4, 5))}, {"bad_token_ids": ((5, 6, 7),)},
+        {"logit_bias": ((7, 1.5),)}, {"allowed_token_ids": (1, 2)},
+        {"frequency_penalty": 0.5}, {"logprobs": 2},
+    ]  # fmt: skip
+    chosen = rng.choice(extras) if rng.random() < 0.3 else {}
+    params = SamplingParams(temperature=rng.random(), top_k=rng.randrange(9), **chosen)
+    is_early = rng.random() < 0.2
     return SlotState(
         slot=slot, branch=rng.randrange(3), seed=rng.randrange(99), sampling=params,
-        num_prompt_tokens=1, token_ids=(1,),
+        num_prompt_tokens=1, token_ids=(1,), banned_token_ids=(9, 2) if is_early else (),
+        banned_until=20 * is_early,
     )  # fmt: skip
 
 
@@ -52,7 +61,7 @@ def same(left: object, right: object) -> bool:
 
 def test_a_kept_layout_gives_the_batch_of_a_new_one() -> None:
     rng = random.Random(0)
-    table = SlotTable(max_slots=NUM_SLOTS, max_blocks=8, num_groups=1)
+    table = SlotTable(max_slots=NUM_SLOTS, max_blocks=8, num_groups=1, vocab_size=64)
     positions: dict[int, int] = {}
     num_kept = num_new = 0
     for step in range(2000):
@@ -70,4 +79,5 @@ def test_a_kept_layout_gives_the_batch_of_a_new_one() -> None:
         num_new += table.layout is not before
         table.layout = None
         assert same(batch, build_batch(wanted, table))
+        assert strays(batch) == []
     assert min(num_kept, num_new) > 200

@@ -135,8 +135,8 @@ class SampleBatch:
     penalties need it (empty otherwise) with ``num_prompt`` of it prompt; ``bias`` are (id, value)
     pairs; ``banned`` are ids that may not be sampled. ``mask_index`` -1, or a row of ``masks``
     (uint32 bit words, [M, ⌈V/32⌉]). ``position`` is the index in the sequence of the token being
-    sampled (key of its noise). ``num_logprobs`` -1: none; k: chosen plus top k. ``forced`` ≥ 0 is a
-    token that is taken without a choice, to be scored.
+    sampled (key of its noise). ``num_logprobs`` -1: none; k: chosen plus top k; the largest of them
+    is ``max_logprobs``. ``forced`` ≥ 0 is a token that is taken without a choice, to be scored.
     """
 
     token_index: NDArray[np.int32]
@@ -162,6 +162,7 @@ class SampleBatch:
     mask_index: NDArray[np.int32]
     masks: NDArray[np.uint32]
     forced: NDArray[np.int32]
+    max_logprobs: int = -1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -188,19 +189,24 @@ class StepBatch:
     want_hidden: bool = False
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class StepOutput:
-    """Per sample: token [S], logprob [S] (of raw logits), top ids and logprobs [S, K].
+    """Per sample: token [S], -1 where none could be drawn, and what was asked for besides.
 
-    Where asked for, logits [S, V] and the final hidden states [S, H], in float32.
+    That is logprob [S] (of raw logits), top ids and logprobs [S, K], which may be ``NO_LOGPROBS``
+    where no sample asks for any; logits [S, V] and the final hidden states [S, H], in float32.
     """
 
-    token_ids: NDArray[np.int32]
+    token_ids: tuple[int, ...]
     logprobs: NDArray[np.float32]
     top_ids: NDArray[np.int32]
     top_logprobs: NDArray[np.float32]
     logits: NDArray[np.float32] | None = None
     hidden: NDArray[np.float32] | None = None
+
+
+# Logprobs, top ids and top logprobs of a step that tells none.
+NO_LOGPROBS = (np.zeros(0, np.float32), np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +271,11 @@ class OpTime:
 @runtime_checkable
 class ProfilingExecutor(Protocol):
     """What an executor offers besides when it can time its ops."""
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """When the last step began and ended on ``time.perf_counter``, Python's part left out."""
+        ...
 
     def start_profile(self) -> None:
         """Forget earlier times and time every op from now on."""

@@ -1,8 +1,9 @@
 """``octavo bench step``: what the engine process spends between two forwards.
 
-Measured is the time from a forward's return to the next forward's entry: commit, encode and send
-outputs, receive, schedule, build the batch. The engine's own loop runs on its own socket; the
-frontend at the other end is a socket that nobody reads, so that nothing else takes the CPU.
+Measured is the time from a forward's return to the next forward's entry, by the native code's own
+stamps: commit, encode and send outputs, receive, schedule, build the batch, hand it over. The
+engine's own loop runs on its own socket; the frontend at the other end is a socket that nobody
+reads, so that nothing else takes the CPU.
 """
 
 from __future__ import annotations
@@ -67,7 +68,11 @@ class StepWorkload:
 
 
 class ForwardMark(NamedTuple):
-    """One forward: entry and return on the performance counter, its rows and tokens."""
+    """One forward: entry and return on the performance counter, its rows and tokens.
+
+    The backend's own stamps where it has any, so that what Python does on the way in and out counts
+    as spent between forwards.
+    """
 
     entered_s: float
     returned_s: float
@@ -80,7 +85,9 @@ class MarkingExecutor:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self.marks: list[ForwardMark] = []
+        self._timed = executor if isinstance(executor, ProfilingExecutor) else None
+        # Each is to become a ForwardMark; making it would be measured.
+        self.marks: list[tuple[float, float, int, int]] = []
 
     @property
     def fingerprint(self) -> str:
@@ -96,8 +103,8 @@ class MarkingExecutor:
         """Pass on, with stamps around it."""
         entered = time.perf_counter()
         output = self._executor.forward(batch)
-        returned = time.perf_counter()
-        self.marks.append(ForwardMark(entered, returned, len(batch.slots), len(batch.token_ids)))
+        span = (entered, time.perf_counter()) if self._timed is None else self._timed.span
+        self.marks.append((*span, len(batch.slots), len(batch.token_ids)))
         return output
 
     def read_block(
@@ -242,17 +249,19 @@ def measure_gaps(
             engine, loop, frontend, transport=transport, num_requests=width
         )
 
+    marks = [ForwardMark(*mark) for mark in marking.marks]
+
     def is_steady(mark: ForwardMark) -> bool:
         return mark.rows == mark.tokens == width
 
     gaps = [
         later.entered_s - earlier.returned_s
-        for earlier, later in pairwise(marking.marks)
+        for earlier, later in pairwise(marks)
         if is_steady(earlier)
         and is_steady(later)
         and not any(earlier.returned_s <= at <= later.entered_s for at in lease_times)
     ]
-    return gaps, [mark for mark in marking.marks if is_steady(mark)]
+    return gaps, [mark for mark in marks if is_steady(mark)]
 
 
 def gap_row(width: int, gaps: Sequence[float], marks: Sequence[ForwardMark]) -> dict[str, object]:

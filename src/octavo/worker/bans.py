@@ -27,7 +27,7 @@ class BadWords:
             if len(run) > 1:
                 self._behind.setdefault(run[-2], []).append(run)
 
-    def banned_behind(self, tokens: NDArray[np.int32]) -> list[int]:
+    def banned_behind(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
         """Ids that may not follow ``tokens``."""
         last = int(tokens[-1]) if len(tokens) else -1
         found = [
@@ -35,4 +35,4 @@ class BadWords:
             for run in self._behind.get(last, ())
             if tuple(tokens[len(tokens) - len(run) + 1 :].tolist()) == run[:-1]
         ]
-        return self._alone + found
+        return np.array(self._alone + found, np.int32)

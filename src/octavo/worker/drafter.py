@@ -56,11 +56,11 @@ class Drafter:
         step = StepPlan(step_id=plan.step_id, rows=rows, copies=plan.copies)
         while True:
             drawn = self._executor.forward(build_batch(step, table, allowed=allowed)).token_ids
-            for index, token in zip(going, drawn.tolist(), strict=True):
+            for index, token in zip(going, drawn, strict=True):
                 proposals[index] += (token,) if token >= 0 else ()
             going = [
                 index
-                for index, token in zip(going, drawn.tolist(), strict=True)
+                for index, token in zip(going, drawn, strict=True)
                 if token >= 0 and len(proposals[index]) < plan.rows[index].num_proposals
             ]
             if not going:

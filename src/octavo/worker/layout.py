@@ -59,14 +59,14 @@ def _make(key: list[RowKey], table: SlotTable, allowed: NDArray[np.uint32]) -> R
     mask_index = np.full(len(picks), len(allowed) - 1, np.int32)
     want_hidden = not table.hidden.keys().isdisjoint(names)
     answering = [index for index, row_key in enumerate(key) if row_key[2] or row_key[4]]
-    wants_more = bool((columns["num_logprobs"] >= 0).any()) or want_hidden
+    samples = _samples(columns, names, table, mask_index=mask_index, masks=allowed)
     return RowLayout(
         key=key,
         picks=list(zip(row.tolist(), (lengths[row] - behind).tolist(), strict=True)),
         slot_names=names,
         scored=np.flatnonzero(is_scored).tolist(),
         answering=answering,
-        is_plain=len(picks) == len(answering) and not wants_more,
+        is_plain=len(picks) == len(answering) and samples.max_logprobs < 0 and not want_hidden,
         batch=StepBatch(
             token_ids=np.zeros(int(starts[-1]), np.int32),
             query_start_loc=starts,
@@ -75,7 +75,7 @@ def _make(key: list[RowKey], table: SlotTable, allowed: NDArray[np.uint32]) -> R
             block_tables=table.block_tables,
             first_position=tuple(first[slots] for first in table.first_position),
             copies=NO_COPIES,
-            sample=_samples(columns, names, table, mask_index=mask_index, masks=allowed),
+            sample=samples,
             want_hidden=want_hidden,
         ),
         mask_index=mask_index,
@@ -102,6 +102,7 @@ def _samples(
         history_start=nothing, history=NO_INTS, banned_start=nothing, banned_ids=NO_INTS,
         bias_start=bias_start, bias_ids=bias_ids, bias_values=bias_values,
         mask_index=mask_index, masks=masks,
+        max_logprobs=int(columns["num_logprobs"].max(initial=-1)),
     )  # fmt: skip
 
 

@@ -92,10 +92,9 @@ class ModelRunner:
         self.last_output = output
         assert self._slots.layout is not None, "a batch has a layout"
         layout = self._slots.layout
-        tokens: list[int] = output.token_ids.tolist()
         progress = self._executor.progress
-        if layout.is_plain and self._drafter is None and min(tokens, default=-1) >= 0:
-            return StepResult(step_id=plan.step_id, token_ids=tuple(tokens), progress=progress)
+        if layout.is_plain and self._drafter is None and min(output.token_ids, default=-1) >= 0:
+            return StepResult(step_id=plan.step_id, token_ids=output.token_ids, progress=progress)
         rows = _row_results(plan, layout, output)
         if self._slots.num_candidates:
             self._add_candidates(plan, rows)
@@ -150,7 +149,7 @@ class ModelRunner:
 
 def _row_results(plan: StepPlan, layout: RowLayout, output: StepOutput) -> tuple[RowResult, ...]:
     """What the samples mean to the rows."""
-    tokens: list[int] = output.token_ids.tolist()
+    tokens = output.token_ids
     wanted: list[int] = layout.batch.sample.num_logprobs.tolist()
     results = []
     at = 0
@@ -165,7 +164,7 @@ def _row_results(plan: StepPlan, layout: RowLayout, output: StepOutput) -> tuple
         num_verified = _num_verified(row, tokens[at : at + row.num_drafts])
         end = at + row.num_samples + num_verified
         logprobs = () if wanted[at] < 0 else _logprobs(output, range(at, end), wanted[at])
-        drawn = tuple(tokens[at:end])
+        drawn = tokens[at:end]
         results.append(
             RowResult(
                 row=index,
@@ -180,7 +179,7 @@ def _row_results(plan: StepPlan, layout: RowLayout, output: StepOutput) -> tuple
     return tuple(results)
 
 
-def _num_verified(row: RowPlan, drawn: list[int]) -> int:
+def _num_verified(row: RowPlan, drawn: tuple[int, ...]) -> int:
     """How many leading drafts are what was sampled in their place."""
     drafts = row.token_ids[len(row.token_ids) - row.num_drafts :]
     for count, (draft, token) in enumerate(zip(drafts, drawn, strict=True)):
@@ -192,7 +191,7 @@ def _num_verified(row: RowPlan, drawn: list[int]) -> int:
 def _logprobs(output: StepOutput, samples: range, count: int) -> tuple[TokenLogprobs, ...]:
     return tuple(
         TokenLogprobs(
-            int(output.token_ids[i]),
+            output.token_ids[i],
             float(output.logprobs[i]),
             tuple(
                 zip(

@@ -6,7 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo import _native
-from octavo.backends.program import CacheLayout, OpTime, Program, StepBatch, StepOutput
+from octavo.backends.program import (
+    NO_LOGPROBS,
+    CacheLayout,
+    OpTime,
+    Program,
+    StepBatch,
+    StepOutput,
+)
 from octavo.weights.tensor import LogicalTensor
 
 
@@ -48,33 +55,28 @@ class NativeExecutor:
 
     def forward(self, batch: StepBatch) -> StepOutput:
         """One step: copies, program, sampling. The GIL is released meanwhile."""
-        wanted: list[int] = batch.sample.num_logprobs.tolist()
-        num_samples, width = len(wanted), max(0, max(wanted, default=0))
+        width = batch.sample.max_logprobs
+        if width < 0 and not (batch.want_logits or batch.want_hidden):
+            return StepOutput(self._loaded().forward(batch, None), *NO_LOGPROBS)
+        count = len(batch.sample.token_index)
         output = StepOutput(
-            token_ids=np.empty(num_samples, np.int32),
-            logprobs=np.empty(num_samples, np.float32),
-            top_ids=np.empty((num_samples, width), np.int32),
-            top_logprobs=np.empty((num_samples, width), np.float32),
-            logits=np.empty((num_samples, self._vocab_size), np.float32)
-            if batch.want_logits
-            else None,
-            hidden=np.empty((num_samples, self._hidden_size), np.float32)
-            if batch.want_hidden
-            else None,
+            token_ids=(),
+            logprobs=np.empty(count, np.float32),
+            top_ids=np.full((count, max(0, width)), -1, np.int32),
+            top_logprobs=np.full((count, max(0, width)), -np.inf, np.float32),
+            logits=np.empty((count, self._vocab_size), np.float32) if batch.want_logits else None,
+            hidden=np.empty((count, self._hidden_size), np.float32) if batch.want_hidden else None,
         )
-        if width:
-            output.top_ids.fill(-1)
-            output.top_logprobs.fill(-np.inf)
-        self._loaded().forward(
-            batch,
-            output.token_ids,
-            output.logprobs,
-            output.top_ids,
-            output.top_logprobs,
-            output.logits,
-            output.hidden,
-        )
+        output.token_ids = self._loaded().forward(batch, output)
         return output
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """When the last step began and ended: arrays were checked before and tokens listed after.
+
+        Seconds on the clock of ``time.perf_counter``.
+        """
+        return self._loaded().span
 
     def start_profile(self) -> None:
         """Forget earlier times and time every op from now on."""

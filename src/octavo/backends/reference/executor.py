@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends.program import (
+    NO_LOGPROBS,
     BackendOptions,
     CacheLayout,
     Embed,
@@ -23,7 +24,7 @@ from octavo.backends.program import (
 )
 from octavo.backends.reference.cache import PagedCache, slots_of
 from octavo.backends.reference.ops import attend, rms_norm, rotate, row_parallel, silu
-from octavo.backends.reference.sample import empty_output, sample_batch
+from octavo.backends.reference.sample import sample_batch
 from octavo.backends.reference.weights import Weights
 from octavo.errors import ModelFileError
 from octavo.weights.tensor import LogicalTensor
@@ -61,7 +62,7 @@ class ReferenceExecutor:
         """Copies, then the program over the batch, then one sample per entry of the batch."""
         self._cache.copy(batch.copies)
         if len(batch.token_ids) == 0:
-            return empty_output()
+            return StepOutput((), *NO_LOGPROBS)
         state = _Activations()
         for op in self._program.ops:
             self._run(op, batch, state)

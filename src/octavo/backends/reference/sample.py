@@ -13,9 +13,10 @@ def sample_batch(logits: NDArray[np.float32], batch: StepBatch) -> StepOutput:
     """Sample from ``logits`` [S, V], one line per entry of ``batch.sample``."""
     sample = batch.sample
     count = len(sample.token_index)
-    width = max(0, int(sample.num_logprobs.max(initial=0)))
+    width = max(0, sample.max_logprobs)
+    tokens = []
     output = StepOutput(
-        token_ids=np.zeros(count, np.int32),
+        token_ids=(),
         logprobs=np.zeros(count, np.float32),
         top_ids=np.full((count, width), -1, np.int32),
         top_logprobs=np.full((count, width), -np.inf, np.float32),
@@ -24,21 +25,12 @@ def sample_batch(logits: NDArray[np.float32], batch: StepBatch) -> StepOutput:
     for index in range(count):
         drawn = sample_row(logits[index], row_of(sample, index))
         top = len(drawn.top_ids)
-        output.token_ids[index] = drawn.token
+        tokens.append(drawn.token)
         output.logprobs[index] = drawn.logprob
         output.top_ids[index, :top] = drawn.top_ids
         output.top_logprobs[index, :top] = drawn.top_logprobs
+    output.token_ids = tuple(tokens)
     return output
-
-
-def empty_output() -> StepOutput:
-    """The output of a step that computes nothing (block copies alone)."""
-    return StepOutput(
-        token_ids=np.zeros(0, np.int32),
-        logprobs=np.zeros(0, np.float32),
-        top_ids=np.zeros((0, 0), np.int32),
-        top_logprobs=np.zeros((0, 0), np.float32),
-    )
 
 
 def row_of(sample: SampleBatch, index: int) -> SampleRow:

@@ -1,0 +1,140 @@
+#include "step_bindings.hpp"
+
+namespace octavo {
+namespace {
+
+void check_ids(const Field<int32_t, 1>& ids, int vocab) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    require(ids.data()[i] >= 0 && ids.data()[i] < vocab, "token id outside the vocabulary");
+  }
+}
+
+template <class T>
+void take_column(Field<T, 1>& column, nb::handle owner, size_t length) {
+  column.take(owner);
+  if (column.size() != length) {
+    throw std::invalid_argument(std::string(column.name()) + " has " +
+                                std::to_string(column.size()) + " entries instead of " +
+                                std::to_string(length));
+  }
+}
+
+}  // namespace
+
+template <class T>
+void CsrField<T>::take(nb::handle owner, size_t rows) {
+  take_column(start, owner, rows + 1);
+  value.take(owner);
+  const int32_t* at = start.data();
+  require(at[0] == 0 && at[rows] >= 0 && size_t(at[rows]) <= value.size(),
+          "CSR offsets out of range");
+  for (size_t i = 0; i < rows; ++i) require(size(i) >= 0, "CSR offsets descend");
+}
+
+StepArrays& StepBinding::take(nb::handle batch, int vocab) {
+  token_ids_.take(batch);
+  context_lens_.take(batch);
+  const size_t rows = context_lens_.size();
+  take_column(query_start_, batch, rows + 1);
+  take_column(slots_, batch, rows);
+  copies_.take(batch);
+  require(copies_.shape(0) == 0 || copies_.shape(1) == 4, "copies must be [C, 4]");
+  step_.num_rows = int(rows);
+  step_.num_tokens = int(token_ids_.size());
+  step_.token_ids = token_ids_.data();
+  step_.query_start = query_start_.data();
+  step_.context_lens = context_lens_.data();
+  step_.slots = slots_.data();
+  step_.copies = copies_.data();
+  step_.num_copies = int(copies_.shape(0));
+  step_.logits = nullptr;
+  step_.hidden = nullptr;
+  take_tables(batch);
+  take_samples(batch.attr("sample"), vocab);
+  return step_;
+}
+
+void StepBinding::take_tables(nb::handle batch) {
+  nb::object tables = batch.attr("block_tables");
+  nb::object firsts = batch.attr("first_position");
+  if (!tables.is(table_objects_) || !firsts.is(first_objects_)) {
+    table_objects_ = nb::object();
+    tables_.clear();
+    firsts_.clear();
+    for (nb::handle table : nb::cast<nb::tuple>(tables, false)) {
+      tables_.push_back(array_of<const int32_t, 2>(table, "block_tables"));
+    }
+    for (nb::handle first : nb::cast<nb::tuple>(firsts, false)) {
+      firsts_.push_back(array_of<const int32_t, 1>(first, "first_position"));
+    }
+    table_objects_ = std::move(tables);
+    first_objects_ = std::move(firsts);
+  }
+  require(tables_.size() == firsts_.size(), "one first_position per block table");
+  step_.tables.clear();
+  for (size_t g = 0; g < tables_.size(); ++g) {
+    require(firsts_[g].size() == context_lens_.size(),
+            "first_position must have one entry per row");
+    const Array<const int32_t, 2>& table = tables_[g];
+    step_.tables.push_back(
+        {table.data(), int(table.shape(0)), int(table.shape(1)), firsts_[g].data()});
+  }
+}
+
+void StepBinding::take_samples(nb::handle samples, int vocab) {
+  token_index_.take(samples);
+  const size_t n = token_index_.size();
+  step_.num_samples = int(n);
+  step_.token_index = token_index_.data();
+  step_.samples.assign(n, SampleRow());
+  step_.results.assign(n, SampleResult());
+  masks_.take(samples);
+  for (CsrField<int32_t>* rows : {&history_, &bias_, &banned_}) {
+    rows->take(samples, n);
+    check_ids(rows->value, vocab);
+  }
+  take_column(bias_values_, samples, bias_.value.size());
+  take_column(seed_, samples, n);
+  for (Field<int32_t, 1>* column : {&branch_, &position_, &top_k_, &num_logprobs_, &num_prompt_,
+                                    &mask_index_, &forced_}) {
+    take_column(*column, samples, n);
+  }
+  for (Field<float, 1>* column :
+       {&temperature_, &top_p_, &min_p_, &repetition_, &presence_, &frequency_}) {
+    take_column(*column, samples, n);
+  }
+  for (size_t i = 0; i < n; ++i) fill_row(i, vocab);
+}
+
+void StepBinding::fill_row(size_t i, int vocab) {
+  SampleRow& row = step_.samples[i];
+  row.seed = seed_.data()[i];
+  row.branch = branch_.data()[i];
+  row.position = position_.data()[i];
+  row.temperature = temperature_.data()[i];
+  row.top_k = top_k_.data()[i];
+  row.top_p = top_p_.data()[i];
+  row.min_p = min_p_.data()[i];
+  row.repetition_penalty = repetition_.data()[i];
+  row.presence_penalty = presence_.data()[i];
+  row.frequency_penalty = frequency_.data()[i];
+  row.num_logprobs = num_logprobs_.data()[i];
+  row.num_prompt = num_prompt_.data()[i];
+  row.history = history_.begin(i);
+  row.num_history = history_.size(i);
+  row.bias_ids = bias_.begin(i);
+  row.bias_values = bias_values_.data() + bias_.start.data()[i];
+  row.num_bias = bias_.size(i);
+  row.banned_ids = banned_.begin(i);
+  row.num_banned = banned_.size(i);
+  row.forced = forced_.data()[i];
+  require(row.forced < vocab, "token id outside the vocabulary");
+  const int32_t line = mask_index_.data()[i];
+  if (line >= 0) {
+    const size_t words = size_t(vocab + 31) / 32;
+    require(size_t(line) < masks_.shape(0) && masks_.shape(1) == words, "mask index");
+    row.mask = masks_.data() + size_t(line) * words;
+  }
+}
+
+}  // namespace octavo
