@@ -33,7 +33,7 @@ from octavo.cluster.wire import (
     encode,
 )
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core.request import FinishReason, Request, Submit
+from octavo.core.request import FinishReason, Request, Submit, TokenRun
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import EngineCore
 from octavo.testing.fake_runner import FakeRunner, make_info
@@ -215,7 +215,7 @@ def test_impossible_requests_are_refused_not_run(change: dict[str, Any]) -> None
     request = replace(message.submit.request, **change)
     room.say(SubmitMessage(client_epoch=1, submit=Submit(request=request)))
     room.turns(2)
-    outputs = [output for message in room.got(Outputs) for output in message.outputs]
+    outputs = [output for message in room.got(Outputs) for output in message.branch_outputs()]
     assert outputs[0].finish_reason is FinishReason.ERROR
     assert outputs[0].error_code == "invalid_request_error"
     assert not room.core.requests.states
@@ -324,7 +324,7 @@ def again(*, epoch: int, n: int = 1, tokens: Any = (), ended: Any = ()) -> Submi
 
 
 def outputs_of(room: Room) -> list[Any]:
-    return [output for message in room.got(Outputs) for output in message.outputs]
+    return [output for message in room.got(Outputs) for output in message.branch_outputs()]
 
 
 @pytest.mark.parametrize("stale", [0, 1, 2])
@@ -472,3 +472,37 @@ def test_the_welcome_names_the_weights() -> None:
     room = Room()
     room.hello()
     assert room.got(Welcome)[0].model_digest == "fake-weights"
+
+
+def test_tokens_of_rows_that_go_on_come_in_one_piece() -> None:
+    """As long as they are one peer's; what is said is the same."""
+
+    def told(*owners: bytes) -> tuple[Room, list[Any]]:
+        room = Room()
+        for peer in set(owners):
+            room.hello(peer, epoch=ord(peer))
+        for index, peer in enumerate(owners):
+            room.say(submit(f"r{index}", epoch=ord(peer), max_tokens=40), peer)
+        room.turns(60)
+        sent = [m for peer in sorted(set(owners)) for m in room.got(Outputs, peer)]
+        return room, sent
+
+    def tokens(messages: list[Any], name: str) -> list[int]:
+        outputs = [output for message in messages for output in message.branch_outputs()]
+        mine = [output for output in outputs if output.request_id == name]
+        assert [output.position for output in mine] == list(range(40))
+        return [token for output in mine for token in output.token_ids]
+
+    _, one = told(b"a", b"a")
+    _, two = told(b"a", b"b")
+    assert sum(message.run is not None for message in one) > 30
+    for name in ("r0", "r1"):
+        assert tokens(one, name) == tokens(two, name)
+    # Alone again, the one that came last ends with a run of its own.
+    assert sum(message.run is not None for message in two) < 8
+
+
+def test_a_run_with_columns_of_different_lengths_is_malformed() -> None:
+    run = TokenRun((("r", 0, 0, 0),), [4, 5], [7])
+    with pytest.raises(WireError, match="differ in length"):
+        decode_engine_message(encode(Outputs(engine_epoch=1, run=run)))

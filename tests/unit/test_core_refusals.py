@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.core import SamplingParams, validate_sampling_params
 from octavo.core.grammar import (
     MAX_GRAMMAR_CHARS,
     MAX_GRAMMAR_CHOICES,
     Grammar,
     validate_grammar,
 )
-from octavo.core.sampling_params import MAX_BEAM_WIDTH, refuse_stream
+from octavo.core.sampling_params import (
+    MAX_BEAM_WIDTH,
+    SamplingParams,
+    refuse_stream,
+    validate_sampling_params,
+)
 from octavo.errors import InvalidRequestError
 
 BEAM = {"use_beam_search": True, "temperature": 0.0, "n": 2}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from octavo.core import SamplingParams, validate_sampling_params
 from octavo.core.grammar import Grammar
+from octavo.core.sampling_params import SamplingParams, validate_sampling_params
 from octavo.errors import InvalidRequestError
 
 VOCAB = 100

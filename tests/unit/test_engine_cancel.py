@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from octavo.config import SchedulerConfig
-from octavo.core import Abort, FinishReason, SamplingParams
 from octavo.core.grammar import Grammar
+from octavo.core.request import Abort, FinishReason
+from octavo.core.sampling_params import SamplingParams
 from octavo.scheduler import Status
 from octavo.testing import EngineDriver, make_info, make_request
 from octavo.testing.toy_grammar import ToyGrammars

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core import FinishReason, KVGroupSpec, SamplingParams, StopBranch
+from octavo.core.request import FinishReason, StopBranch
+from octavo.core.runner import KVGroupSpec
+from octavo.core.sampling_params import SamplingParams
 from octavo.engine import EngineCore
 from octavo.testing import EngineDriver, make_info, make_request
 

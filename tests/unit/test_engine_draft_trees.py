@@ -7,8 +7,9 @@ from random import Random
 import pytest
 
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core import Abort, SamplingParams
 from octavo.core.grammar import Grammar
+from octavo.core.request import Abort
+from octavo.core.sampling_params import SamplingParams
 from octavo.testing import EngineDriver, clairvoyant_tree, make_info, make_request
 from octavo.testing.toy_grammar import ToyGrammars
 

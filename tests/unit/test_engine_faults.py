@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core import Abort, FinishReason, RowResult, SamplingParams, StepResult, Submit
+from octavo.core.request import Abort, FinishReason, Submit
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import RowResult, StepResult
 from octavo.engine import EngineCore
 from octavo.testing import EngineDriver, FakeRunner, make_info, make_request
 from octavo.testing.fake_runner import in_rows

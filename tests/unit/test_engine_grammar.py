@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from octavo.config import SchedulerConfig
-from octavo.core import Abort, FinishReason, SamplingParams, Submit
 from octavo.core.grammar import Grammar
+from octavo.core.request import Abort, FinishReason, Submit
+from octavo.core.sampling_params import SamplingParams
 from octavo.testing import EngineDriver, make_info, make_request
 from octavo.testing.toy_grammar import ToyGrammars
 

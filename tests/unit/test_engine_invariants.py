@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core import BranchOutput, SamplingParams
-from octavo.core.request import Submit, TokenLogprobs
+from octavo.core.request import BranchOutput, Submit, TokenLogprobs, TokenRun
+from octavo.core.sampling_params import SamplingParams
 from octavo.engine import EngineCore
 from octavo.kv import check_fits
 from octavo.kv.block_pool import OwnerKind
@@ -148,9 +148,9 @@ def emitted(change: Callable[[list[BranchOutput], EngineDriver], None]) -> list[
     d = driver()
     emit = d.core._emit
 
-    def tampered() -> list[BranchOutput]:
+    def tampered(run: TokenRun | None) -> list[BranchOutput]:
         change(d.core._outbox, d)
-        return emit()
+        return emit(run)
 
     d.core._emit = tampered
     d.core.step(0.0)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from octavo.config import SchedulerConfig
-from octavo.core import Abort, FinishReason
 from octavo.core.probe import MAX_LABELS, Probe, validate_probe
+from octavo.core.request import Abort, FinishReason
 from octavo.errors import InvalidRequestError
 from octavo.testing import EngineDriver, make_info, make_request
 

@@ -8,8 +8,10 @@ from random import Random
 import pytest
 
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core import Abort, FinishReason, RowResult, SamplingParams, StepResult, StopBranch
 from octavo.core.grammar import Grammar
+from octavo.core.request import Abort, FinishReason, StopBranch
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import RowResult, StepResult
 from octavo.errors import EngineError
 from octavo.testing import EngineDriver, clairvoyant, make_info, make_request
 from octavo.testing.toy_grammar import ToyGrammars

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from octavo.config import SchedulerConfig
-from octavo.core import Abort, FinishReason, SamplingParams
+from octavo.core.request import Abort, FinishReason
+from octavo.core.sampling_params import SamplingParams
 from octavo.testing import EngineDriver, make_info, make_request
 
 PROMPT = list(range(20, 57))

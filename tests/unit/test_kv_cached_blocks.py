@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.config import SchedulerConfig
-from octavo.core import SamplingParams
+from octavo.core.sampling_params import SamplingParams
 from octavo.kv.cached_blocks import CachedBlocks
 from octavo.testing import EngineDriver, make_info, make_request
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kv_rig import ROOT, extend, manager
-from octavo.core import BlockCopy
+from octavo.core.step import BlockCopy
 from octavo.kv import check_copies, check_fits, check_kv, check_writes
 
 

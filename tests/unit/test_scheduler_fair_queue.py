@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core import SamplingParams, Submit
+from octavo.core.request import Submit
+from octavo.core.sampling_params import SamplingParams
 from octavo.scheduler import FairQueue, RequestState, Sequence
 from octavo.scheduler.fair_queue import AGEING_STEPS, HELD_STEPS
 from octavo.testing import EngineDriver, make_info, make_request

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from octavo.config import SchedulerConfig
-from octavo.core import SamplingParams, Submit
+from octavo.core.request import Submit
+from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ConfigError
 from octavo.kv import KVCacheManager
 from octavo.scheduler import FairQueue, RequestState, Scheduler, Sequence, admission_policy

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core import SamplingParams
+from octavo.core.sampling_params import SamplingParams
 from octavo.scheduler import ScheduledStep, Sequence
 from octavo.testing import EngineDriver, make_info, make_request
 

@@ -10,7 +10,7 @@ a few times a second while it owns something; one that falls silent loses its re
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -35,7 +35,15 @@ from octavo.cluster.messages import (
 )
 from octavo.cluster.transport import EngineTransport
 from octavo.cluster.wire import WireError, decode_frontend_message, encode
-from octavo.core.request import Abort, BranchOutput, Event, FinishReason, StopBranch, Submit
+from octavo.core.request import (
+    Abort,
+    BranchOutput,
+    Event,
+    FinishReason,
+    StopBranch,
+    Submit,
+    TokenRun,
+)
 from octavo.core.sampling_params import validate_sampling_params
 from octavo.errors import InvalidRequestError, OctavoError
 
@@ -56,7 +64,7 @@ class Engine(Faulty, Protocol):
         """Take an event; what it causes is emitted by the next step."""
         ...
 
-    def step(self, now: float) -> list[BranchOutput]:
+    def advance(self, now: float) -> tuple[list[BranchOutput], TokenRun | None]:
         """Run one step."""
         ...
 
@@ -112,6 +120,9 @@ class Owned:
     open_branches: set[int]
 
 
+_NOBODY = Owned(b"", -1, set())
+
+
 class EngineLoop:
     """Owns the peers and the request → peer map; the engine core owns everything else."""
 
@@ -136,6 +147,9 @@ class EngineLoop:
         self._ended: OrderedDict[str, int] = OrderedDict()
         self._last_stats = float("-inf")
         self._stats_due = True
+        self._leases_due = float("-inf")
+        self._lanes: object = None
+        self._owner = b""
 
     def run(self) -> None:
         """Serve for ever; a signal handler ends it by raising."""
@@ -150,26 +164,31 @@ class EngineLoop:
         """One turn of the loop."""
         for peer, frame in self._transport.receive(self._timeout()):
             self._on_frame(peer, frame)
+        now = self._clock()
         # Now, not after the step: a long step leaves leases unread in the socket.
-        self._expire_leases()
+        if now > self._leases_due:
+            self._expire_leases(now)
         for event in self._host.take_ready():
-            self._engine.handle(event, self._clock())
+            self._engine.handle(event, now)
         # What waits for its grammar is no work, but has a deadline.
-        if self._engine.has_work() or self._owned:
-            self._step()
-        if not (self._engine.has_work() or self._owned):
+        if self._owned or self._engine.has_work():
+            now = self._step(now)
+        if not (self._owned or self._engine.has_work()):
             # Also after the last step: the next wait may be without end.
             self._heartbeat.rest()
-        self._send_stats()
+        if now - self._last_stats >= STATS_INTERVAL_S or not self._owned:
+            self._send_stats(now)
 
-    def _step(self) -> None:
-        started = self._clock()
+    def _step(self, now: float) -> float:
+        """One step, and what time it is then."""
         with self._heartbeat:
-            outputs = self._engine.step(started)
+            outputs, run = self._engine.advance(now)
         self._faults.note(self._engine)
-        self._emit(outputs)
+        self._emit(outputs, run)
         self._stats_due = True
-        self._host.after_step(self._clock() - started)
+        after = self._clock()
+        self._host.after_step(after - now)
+        return after
 
     def _beat(self, progress: int) -> None:
         """Called on the heartbeat's thread, with the socket handed over to it."""
@@ -295,18 +314,35 @@ class EngineLoop:
         )
         self._send(peer_id, Outputs(engine_epoch=self._welcome.engine_epoch, outputs=[output]))
 
-    def _emit(self, outputs: Sequence[BranchOutput]) -> None:
-        by_peer: dict[bytes, list[BranchOutput]] = defaultdict(list)
+    def _emit(self, outputs: list[BranchOutput], run: TokenRun | None) -> None:
+        runner = b"" if run is None else self._owner_of(run)
+        if run is not None and not runner:
+            outputs, run = outputs + run.outputs(), None
+        by_peer: dict[bytes, list[BranchOutput]] = {runner: []} if runner else {}
         for output in outputs:
             owned = self._owned.get(output.request_id)
             if owned is not None and owned.epoch == output.epoch:
-                by_peer[owned.peer_id].append(output)
+                by_peer.setdefault(owned.peer_id, []).append(output)
                 if output.finish_reason is not None:
                     self._note_finish(owned, output)
+        epoch = self._welcome.engine_epoch
         for peer_id, mine in by_peer.items():
-            message = Outputs(engine_epoch=self._welcome.engine_epoch, outputs=mine)
-            if not self._send(peer_id, message):
+            told = run if peer_id == runner else None
+            if not self._send(peer_id, Outputs(engine_epoch=epoch, outputs=mine, run=told)):
                 self._drop(peer_id, "unreachable")
+
+    def _owner_of(self, run: TokenRun) -> bytes:
+        """The peer that all branches of a run belong to, b"" if they belong to several.
+
+        Asked once as long as they are the same: whoever is let go of is no part of the next.
+        """
+        if run.lanes is not self._lanes:
+            owned = [self._owned.get(lane[0], _NOBODY) for lane in run.lanes]
+            owners = {one.peer_id for one in owned}
+            are_known = [one.epoch for one in owned] == [lane[2] for lane in run.lanes]
+            self._owner = owners.pop() if are_known and len(owners) == 1 else b""
+            self._lanes = run.lanes
+        return self._owner
 
     def _note_finish(self, owned: Owned, output: BranchOutput) -> None:
         """A branch ended; a request whose last one did has no owner any more."""
@@ -345,12 +381,14 @@ class EngineLoop:
         for request_id in sorted(peer.requests):
             self._cancel(request_id, peer_id, reason)
 
-    def _expire_leases(self) -> None:
-        now = self._clock()
+    def _expire_leases(self, now: float) -> None:
+        """Drop what silent peers own; nobody can be silent for too long before ``_leases_due``."""
         for peer_id, peer in list(self._peers.items()):
             if peer.requests and now - peer.last_seen > LEASE_S:
                 logger.warning("a frontend is silent: %d requests cancelled", len(peer.requests))
                 self._expire(peer_id, peer)
+        heard = [peer.last_seen for peer in self._peers.values() if peer.requests]
+        self._leases_due = min(heard, default=now) + LEASE_S
 
     def _expire(self, peer_id: bytes, peer: Peer) -> None:
         """Cancel and say so: a frontend that only stalled resubmits from its journal."""
@@ -368,8 +406,7 @@ class EngineLoop:
         self._drop(peer_id, LEASE_EXPIRED)
         self._send(peer_id, Outputs(engine_epoch=self._welcome.engine_epoch, outputs=outputs))
 
-    def _send_stats(self) -> None:
-        now = self._clock()
+    def _send_stats(self, now: float) -> None:
         # While a grammar is compiled the loop turns often and has nothing new to say.
         idle = not (self._engine.has_work() or self._host.is_compiling)
         if not self._stats_due or (not idle and now - self._last_stats < STATS_INTERVAL_S):

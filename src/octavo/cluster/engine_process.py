@@ -69,21 +69,14 @@ def _serve(channel: ChildChannel, runtime_dir: Path, config_path: Path) -> int:
         runner, config.scheduler, config.cache, epoch=time.time_ns(), grammars=grammars
     )
     welcome = welcome_of(
-        core,
-        runner.info,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        scheduler=config.scheduler,
+        core, runner.info, max_num_seqs=config.scheduler.max_num_seqs, scheduler=config.scheduler
     )
     budget = StepBudget(
         block_size=runner.info.block_size, ceiling=config.scheduler.max_num_batched_tokens
     )
     host = EngineHost(core, progress=lambda: runner.progress, budget=budget, grammars=grammars)
     loop = EngineLoop(
-        core,
-        RouterTransport(engine_address(runtime_dir)),
-        welcome,
-        host=host,
-        clock=time.monotonic,
+        core, RouterTransport(engine_address(runtime_dir)), welcome, host=host, clock=time.monotonic
     )
     _pin(runner.info, runtime_dir)
     settle_heap()

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import msgspec
 
-from octavo.core.request import BranchOutput, Submit
+from octavo.core.request import BranchOutput, Submit, TokenRun
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -86,11 +86,16 @@ class Welcome(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 0
 
 
-class Outputs(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """What one step gave to this frontend's requests."""
+class Outputs(msgspec.Struct, tag=True, frozen=True, kw_only=True, omit_defaults=True):
+    """What one step gave to this frontend's requests: ``run`` is of branches beside ``outputs``."""
 
     engine_epoch: int
-    outputs: list[BranchOutput]
+    outputs: list[BranchOutput] = []
+    run: TokenRun | None = None
+
+    def branch_outputs(self) -> list[BranchOutput]:
+        """All of it, an output per branch."""
+        return self.outputs if self.run is None else self.outputs + self.run.outputs()
 
 
 class Stats(msgspec.Struct, tag=True, frozen=True, kw_only=True):

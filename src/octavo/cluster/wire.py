@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from octavo.cluster.messages import EngineMessage, FrontendMessage
+from octavo.cluster.messages import EngineMessage, FrontendMessage, Outputs
 from octavo.errors import OctavoError
 
 MAX_FRAME_BYTES = 16 << 20
@@ -46,9 +46,13 @@ def decode_engine_message(frame: bytes) -> EngineMessage:
     """What an engine sent.
 
     Raises:
-        WireError: see the class.
+        WireError: see the class; also where the columns of a run differ in length.
     """
-    return _decode(_engine_decoder, frame)
+    message = _decode(_engine_decoder, frame)
+    run = message.run if isinstance(message, Outputs) else None
+    if run is not None and not len(run.lanes) == len(run.positions) == len(run.token_ids):
+        raise WireError("malformed frame: the columns of a run differ in length")
+    return message
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[_Message], frame: bytes) -> _Message:

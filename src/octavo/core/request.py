@@ -147,3 +147,28 @@ class BranchOutput:
     error_param: str | None = None
     hidden: bytes = b""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+# (request id, branch, epoch, cached tokens): what stays the same in the outputs of a branch.
+Lane = tuple[str, int, int, int]
+
+
+@dataclass(slots=True)
+class TokenRun:
+    """One token more for each of several branches, which says all: a step of nothing but decodes.
+
+    ``lanes`` is the same object as long as the same branches get one; ``positions`` and
+    ``token_ids`` have an entry for each (see ``BranchOutput``).
+    """
+
+    lanes: tuple[Lane, ...]
+    positions: list[int]
+    token_ids: list[int]
+
+    def outputs(self) -> list[BranchOutput]:
+        """The same as an output per branch."""
+        rows = zip(self.lanes, self.positions, self.token_ids, strict=True)
+        return [
+            BranchOutput(*lane[:3], at, (token,), num_cached_tokens=lane[3])
+            for lane, at, token in rows
+        ]

@@ -323,12 +323,7 @@ def _integer(name: str, value: object, bounds: tuple[int, int], *, what: str = "
 
 
 def _number(
-    name: str,
-    value: object,
-    bounds: tuple[float, float],
-    *,
-    open_low: bool = False,
-    what: str = "",
+    name: str, value: object, bounds: tuple[float, float], *, open_low: bool = False, what: str = ""
 ) -> None:
     low, high = bounds
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):

@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.grammar import GrammarReady, GrammarSource
-from octavo.core.request import Abort, BranchOutput, Event, FinishReason, StopBranch, Submit
+from octavo.core.request import (
+    Abort,
+    BranchOutput,
+    Event,
+    FinishReason,
+    StopBranch,
+    Submit,
+    TokenRun,
+)
 from octavo.core.runner import Runner
 from octavo.core.step import StepResult
 from octavo.engine.dump import KVSnapshot, describe_requests, snapshot_kv
@@ -77,13 +85,19 @@ class EngineCore:
 
     def step(self, now: float) -> list[BranchOutput]:
         """Run one step and return what it gave to whom (outcomes of events included)."""
+        outputs, run = self.advance(now)
+        return outputs if run is None else outputs + run.outputs()
+
+    def advance(self, now: float) -> tuple[list[BranchOutput], TokenRun | None]:
+        """As ``step``, but the tokens of rows that go on as they were come in one piece."""
         self._expire(now)
+        run = None
         step = self._plan()
         if step is not None:
             result = self._execute(step)
             if result is not None:
-                self._commit(step, result)
-        return self._emit()
+                run = self._commit(step, result)
+        return self._emit(run), run
 
     def has_work(self) -> bool:
         """Whether ``step`` has anything to do or to say."""
@@ -125,19 +139,32 @@ class EngineCore:
             self._num_counted_changes = num_changes
             self._report(take_ledger(self.kv).violations())
 
-    def _commit(self, step: ScheduledStep, result: StepResult) -> None:
-        """Count computed tokens, append samples, end what ended.
+    def _commit(self, step: ScheduledStep, result: StepResult) -> TokenRun | None:
+        """Count computed tokens, append samples, end what ended."""
+        # First of all: a source that is read must not be let go of after what comes before it.
+        self.kv.end_step()
+        run = self._committer.go_on(step, result.token_ids)
+        if run is None:
+            self._commit_rows(step, result)
+        else:
+            self.counters.computed_tokens += len(run.token_ids)
+            self.counters.generation_tokens += len(run.token_ids)
+        self.counters.steps += 1
+        if self._is_check_due():
+            every = max(self._config.check_every_n_steps, THOROUGH_EVERY_N_STEPS)
+            self._report(self.check_invariants(thorough=self._step_id % every == 0))
+        return run
+
+    def _commit_rows(self, step: ScheduledStep, result: StepResult) -> None:
+        """Row by row.
 
         Requests whose row failed go first: nothing that they computed becomes findable.
         """
-        # First of all: a source that is read must not be let go of after what comes before it.
-        self.kv.end_step()
         failed = [step.rows[row.row][0].state for row in result.rows if row.failed]
         for state in dict.fromkeys(failed):
             self._drop_failed(state)
         self._committer.commit_kv(step)
         num_tokens = step.plan.num_tokens
-        self.counters.steps += 1
         self.counters.computed_tokens += num_tokens
         if num_tokens > len(step.rows):
             counts = [count for _, count in step.rows]
@@ -148,9 +175,6 @@ class EngineCore:
         for output in outputs:
             if output.finish_reason is not None:
                 self._end_output(output)
-        if self._is_check_due():
-            every = max(self._config.check_every_n_steps, THOROUGH_EVERY_N_STEPS)
-            self._report(self.check_invariants(thorough=self._step_id % every == 0))
 
     def _drop_failed(self, state: RequestState) -> None:
         """One request could not be sampled; its neighbours in the step are none the worse.
@@ -166,10 +190,11 @@ class EngineCore:
         error = EngineError(message)
         self._drop(state, FinishReason.ERROR, error=error.message, code=EngineError.code)
 
-    def _emit(self) -> list[BranchOutput]:
+    def _emit(self, run: TokenRun | None) -> list[BranchOutput]:
         outputs, self._outbox = self._outbox, []
         if self._is_check_due():
-            self._report(check_outputs(outputs, self.requests))
+            said = outputs if run is None else outputs + run.outputs()
+            self._report(check_outputs(said, self.requests))
         return outputs
 
     def _drop_step(self, step: ScheduledStep, fault: BaseException) -> None:

@@ -5,13 +5,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 
 from octavo.core.probe import validate_probe
-from octavo.core.request import (
-    BranchOutput,
-    FinishReason,
-    Request,
-    Submit,
-    validate_priority,
-)
+from octavo.core.request import BranchOutput, FinishReason, Request, Submit, validate_priority
 from octavo.core.runner import RunnerInfo
 from octavo.errors import ContextLengthError, InvalidRequestError, OctavoError
 from octavo.kv import KVCacheManager, PrefixKey

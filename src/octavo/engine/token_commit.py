@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from octavo.core.request import BranchOutput, FinishReason, TokenLogprobs
+from octavo.core.request import BranchOutput, FinishReason, TokenLogprobs, TokenRun
 from octavo.core.step import RowPlan, RowResult, StepResult
 from octavo.engine.beam_commit import BeamCommitter
 from octavo.engine.stats import DraftCounters
@@ -67,6 +67,16 @@ class TokenCommitter:
         for (seq, count), row in zip(step.rows, step.plan.rows, strict=True):
             if seq.kv is not None and not row.num_drafts and not row.num_proposals:
                 commit(seq.kv, seq.token_ids, count)
+
+    def go_on(self, step: ScheduledStep, token_ids: tuple[int, ...]) -> TokenRun | None:
+        """Commit a step of steady rows in one pass; None, and no change, if a row may end."""
+        steady = step.steady
+        run = steady.take(token_ids) if steady is not None and token_ids else None
+        if steady is not None and run is not None:
+            for index in steady.due:
+                _, kv, tokens = steady.columns[index]
+                self._kv.commit(kv, tokens, 0)
+        return run
 
     def accept(self, step: ScheduledStep, result: StepResult) -> list[BranchOutput]:
         """Append every row's samples; one output per branch that got a token.
@@ -171,24 +181,12 @@ class TokenCommitter:
 
 def _append_each(step: ScheduledStep, token_ids: tuple[int, ...]) -> list[BranchOutput]:
     """One token for each row that answers."""
-    # Hot: once per row and step. What may end a branch, or has more to tell, goes the long way.
-    outputs, rows = [], step.rows
+    outputs = []
     for index, token_id in zip(step.answering, token_ids, strict=True):
-        seq = rows[index][0]
-        if seq.kv is None:
-            continue
-        state, tokens, drawn = seq.state, seq.token_ids, (token_id,)
-        position = len(tokens) - seq.num_prompt
-        is_long = seq.grammar is not None or state.scores is not None
-        if is_long or token_id in state.stop_ids or position + 1 >= seq.max_output:
-            output = _append(seq, drawn, ())
-            _give_scores(state, output)
-        else:
-            tokens.append(token_id)
-            request_id = state.request.request_id
-            output = BranchOutput(request_id, seq.branch, state.epoch, position, drawn)
-            output.num_cached_tokens = state.num_cached_tokens
-        outputs.append(output)
+        seq = step.rows[index][0]
+        if seq.kv is not None:
+            outputs.append(_append(seq, (token_id,), ()))
+            _give_scores(seq.state, outputs[-1])
     return outputs
 
 

@@ -288,7 +288,7 @@ class AsyncEngineClient:
         match message:
             case Outputs():
                 self._watch.sign()
-                self._on_outputs(message.outputs)
+                self._on_outputs(message.branch_outputs())
             case Stats():
                 self.stats = message
                 self.counters.note(message.engine_epoch, message.counters)

@@ -3,24 +3,20 @@
 ``KVCacheManager`` is the door; ``BlockPool`` is private to this package.
 """
 
-from octavo.kv.block_table import Account, BlockTable, SequenceKV
-from octavo.kv.charges import Holding
+from octavo.kv.block_table import Account, SequenceKV
 from octavo.kv.invariants import check_copies, check_fits, check_kv, check_sums, check_writes
 from octavo.kv.kv_cache_manager import KVCacheManager
 from octavo.kv.kv_state import PrefixHit
 from octavo.kv.ledger import Ledger, metadata_bytes, take_ledger
-from octavo.kv.prefix_index import PrefixIndex, common_prefix_length
+from octavo.kv.prefix_index import common_prefix_length
 from octavo.kv.prefix_key import PrefixKey
 from octavo.kv.reservation import StepReservation
 
 __all__ = [
     "Account",
-    "BlockTable",
-    "Holding",
     "KVCacheManager",
     "Ledger",
     "PrefixHit",
-    "PrefixIndex",
     "PrefixKey",
     "SequenceKV",
     "StepReservation",

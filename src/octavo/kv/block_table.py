@@ -128,3 +128,13 @@ class SequenceKV:
         self.spare_from = 0
         self.cow_due = False
         self.promised = [0] * len(tables)
+
+    def take_updates(self, block_size: int) -> tuple[TableUpdate, ...]:
+        """What the runner does not know yet of each group's table; afterwards it does."""
+        return tuple(
+            [
+                table.take_update(group, block_size)
+                for group, table in enumerate(self.tables)
+                if table.num_synced != len(table.blocks)
+            ]
+        )

@@ -122,7 +122,7 @@ class KVCacheManager(KVState):
             self._truncate(seq)
         if seq.publishing and end // self.block_size > seq.num_published:
             self._publish(seq, token_ids)
-        if self._has_windows:
+        if self.has_windows:
             self._slide_windows(seq)
 
     def _truncate(self, seq: SequenceKV) -> None:

@@ -52,7 +52,7 @@ class KVState:
         self.lease_fills: list[dict[int, dict[int, int]]] = [{} for _ in windows]
         self._sharings: list[Sharing | None] = [None] * len(windows)
         self._prefix_cache = prefix_cache
-        self._has_windows = any(window is not None for window in windows)
+        self.has_windows = any(window is not None for window in windows)
         self._step_leases: list[int | None] = [None] * len(windows)
         self._pins: dict[int, None] = {}
 

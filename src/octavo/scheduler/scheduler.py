@@ -18,53 +18,21 @@ compute something new are fewer than the tokens that one sequence can have.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import ge, le
 
 from octavo.config import SchedulerConfig
-from octavo.core.step import BlockCopy, GrammarMask, RowPlan, SlotState, StepPlan, TableUpdate
-from octavo.kv import KVCacheManager, PrefixHit, SequenceKV, StepReservation
+from octavo.core.step import BlockCopy, GrammarMask, RowPlan, SlotState, StepPlan
+from octavo.kv import KVCacheManager, PrefixHit
 from octavo.scheduler.admission import admission_policy
 from octavo.scheduler.beam_search import BeamSearch, shared_tokens
 from octavo.scheduler.draft_paths import DraftPaths
 from octavo.scheduler.fair_queue import HELD_STEPS, FairQueue
 from octavo.scheduler.masks import grammar_masks
+from octavo.scheduler.scheduled_step import ScheduledStep, SteadyRows, StepDraft
 from octavo.scheduler.sequence import Order, RequestState, Sequence, Status
 from octavo.scheduler.slots import SlotTable
 from octavo.scheduler.speculation import Speculation
-
-
-@dataclass(slots=True)
-class ScheduledStep:
-    """A plan, and the sequence and number of tokens behind each of its rows, drafts not counted.
-
-    ``answering`` are the rows that sample or score; ``is_plain`` says that each of them draws one
-    token, without drafts, for one branch that is no beam. ``paths`` are those of the sequences that
-    were forked for this step and end with it.
-    """
-
-    plan: StepPlan
-    rows: list[tuple[Sequence, int]]
-    answering: list[int]
-    is_plain: bool
-    paths: list[Sequence] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A plan in the making. Its first ``num_decodes`` rows compute one token each.
-
-    ``drafts`` are the tokens to be verified behind a row's own.
-    """
-
-    reservation: StepReservation
-    budget: int
-    rows: list[tuple[Sequence, int]] = field(default_factory=list)
-    prefilling: list[Sequence] = field(default_factory=list)
-    admitted: list[tuple[Sequence, PrefixHit | None]] = field(default_factory=list)
-    num_decodes: int = 0
-    drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
-    paths: list[Sequence] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +70,7 @@ class Scheduler:
         self._refusal: _Refusal | None = None
         self.speculation = Speculation(config.speculate, config.num_draft_tokens)
         self.paths = DraftPaths(kv, self._slots)
+        self._last: ScheduledStep | None = None
 
     # -- membership --------------------------------------------------------------------------
 
@@ -189,6 +158,18 @@ class Scheduler:
     def plan(self, step_id: int) -> ScheduledStep | None:
         """The next step with every block reserved, or None if nothing can run now."""
         self.waiting.step = step_id
+        last, self._last = self._last, None
+        if last is not None and (steady := self._steady(last)) is not None:
+            reservation = self._kv.begin()
+            if all(reservation.grow(steady.columns[at][1], 1) for at in steady.due):
+                self._last = last
+                copies = reservation.seal()
+                if copies is None:
+                    self.counters.refused_reservations += 1
+                    return None
+                last.go_on(step_id, copies, block_size=self._kv.block_size)
+                self.waiting.charge_running(steady.service)
+                return last
         draft = self._draft()
         if not draft.rows:
             return None
@@ -200,9 +181,27 @@ class Scheduler:
             self._withdraw(draft)
             return None
         self._enter(draft)
-        return self._build(step_id, draft, copies)
+        self._last = self._build(step_id, draft, copies)
+        return self._last
 
-    def _speculate(self, draft: _Draft) -> None:
+    def _steady(self, last: ScheduledStep) -> SteadyRows | None:
+        """The rows of the last step, if a plan from scratch would be of the same and no others."""
+        count = len(self.running)
+        if (
+            not last.is_plain
+            or self.speculation.propose is not None
+            or last.plan.generation != self.generation
+            or self._slots.freed
+            or count > self.token_budget
+            or (self.waiting and count not in (self.token_budget, self.config.max_num_seqs))
+        ):
+            return None
+        if last.steady is None:
+            last.settle(self.running, turns=1 if self._kv.has_windows else self._kv.block_size)
+        steady = last.steady
+        return steady if steady is not None and steady.seqs == self.running else None
+
+    def _speculate(self, draft: StepDraft) -> None:
         """Put drafts behind decodes; whatever is verified beside them gets rows of its own."""
         decodes = [seq for seq, _ in draft.rows[: draft.num_decodes] if seq.may_guess]
         if not decodes:
@@ -220,10 +219,10 @@ class Scheduler:
             draft.rows += [(path, 1) for path in paths]
             draft.drafts |= paths
 
-    def _draft(self) -> _Draft:
+    def _draft(self) -> StepDraft:
         may_admit = True
         while True:
-            draft = _Draft(self._kv.begin(), self.token_budget)
+            draft = StepDraft(self._kv.begin(), self.token_budget)
             if self._grow_running(draft):
                 break
             may_admit = False
@@ -231,7 +230,7 @@ class Scheduler:
             self._admit_waiting(draft)
         return draft
 
-    def _grow_running(self, draft: _Draft) -> bool:
+    def _grow_running(self, draft: StepDraft) -> bool:
         """Add rows for running sequences; False if one was preempted, so that we start over."""
         # Hot: once per sequence and step.
         grow, rows, budget = draft.reservation.grow, draft.rows, draft.budget
@@ -250,7 +249,7 @@ class Scheduler:
         draft.num_decodes = len(rows)
         return all(self._grow_chunk(draft, seq) for seq in draft.prefilling)
 
-    def _grow_chunk(self, draft: _Draft, seq: Sequence) -> bool:
+    def _grow_chunk(self, draft: StepDraft, seq: Sequence) -> bool:
         """Add as much of ``seq`` as budget and blocks allow; False if one was preempted."""
         kv = seq.kv
         assert kv is not None
@@ -290,7 +289,7 @@ class Scheduler:
 
     # -- admission ---------------------------------------------------------------------------
 
-    def _is_head_blocked(self, draft: _Draft) -> bool:
+    def _is_head_blocked(self, draft: StepDraft) -> bool:
         """Whether the head was refused when it needed no more, and had no less, than now.
 
         This saves a look-up per step while the pool is full. Whatever ends or arrives voids it,
@@ -307,11 +306,11 @@ class Scheduler:
             map(le, draft.reservation.slack(), refusal.slack)
         )
 
-    def _admit_waiting(self, draft: _Draft) -> None:
+    def _admit_waiting(self, draft: StepDraft) -> None:
         self._admit_in_turn(draft)
         self.waiting.put_back()
 
-    def _admit_in_turn(self, draft: _Draft) -> None:
+    def _admit_in_turn(self, draft: StepDraft) -> None:
         seats = self.config.max_num_seqs - sum(seq.num_seats for seq in self.running)
         passed = 0
         while (seq := self.waiting.take()) is not None:
@@ -332,7 +331,7 @@ class Scheduler:
                 return
             seats -= seq.num_seats
 
-    def _twin_is_computing(self, draft: _Draft, seq: Sequence, num_cached: int) -> bool:
+    def _twin_is_computing(self, draft: StepDraft, seq: Sequence, num_cached: int) -> bool:
         """Whether the next block of ``seq`` is being computed by a running sequence now.
 
         Waiting for its commit computes the shared part once.
@@ -350,7 +349,7 @@ class Scheduler:
             for twin in draft.prefilling
         )
 
-    def _admit(self, draft: _Draft, seq: Sequence, hit: PrefixHit | None) -> bool:
+    def _admit(self, draft: StepDraft, seq: Sequence, hit: PrefixHit | None) -> bool:
         """Reserve a chunk and promise growth, or leave ``seq`` waiting."""
         kv = self._kv.new_sequence(seq.state.digest, seq.state.account)
         demand = self._kv.promises.demand(*self._promise(seq))
@@ -386,7 +385,7 @@ class Scheduler:
         spare = seq.num_spare if self.policy.promises_branches and output > 1 else 0
         return target, spare, len(seq.token_ids)
 
-    def _withdraw(self, draft: _Draft) -> None:
+    def _withdraw(self, draft: StepDraft) -> None:
         """The reservation was refused: whoever was to be admitted keeps waiting."""
         self.paths.drop(draft.paths)
         for seq, hit in draft.admitted:
@@ -397,7 +396,7 @@ class Scheduler:
             self._kv.release(seq.kv)
             seq.kv = None
 
-    def _enter(self, draft: _Draft) -> None:
+    def _enter(self, draft: StepDraft) -> None:
         """Move admitted sequences from the queue to the running."""
         for seq, hit in draft.admitted:
             self.waiting.remove(seq)
@@ -416,7 +415,7 @@ class Scheduler:
 
     # -- from rows to a plan -----------------------------------------------------------------
 
-    def _build(self, step_id: int, draft: _Draft, copies: list[BlockCopy]) -> ScheduledStep:
+    def _build(self, step_id: int, draft: StepDraft, copies: list[BlockCopy]) -> ScheduledStep:
         new_slots: list[SlotState] = []
         row_plans: list[RowPlan] = []
         masks: list[GrammarMask] = []
@@ -442,7 +441,7 @@ class Scheduler:
             row = RowPlan(seq.slot, start, fresh, (), num_samples)
             for table in kv.tables:
                 if table.num_synced != len(table.blocks):
-                    row.tables = self._table_updates(kv)
+                    row.tables = kv.take_updates(self._kv.block_size)
                     break
             if state.scores is not None:
                 row.num_scored = seq.num_scored(start, end)
@@ -464,13 +463,6 @@ class Scheduler:
         has_beams = any(draft.rows[i][0].state.beam is not None for i in answering)
         is_plain = asked.count((1, 0)) == len(asked) and not has_beams and not all_drafts
         return ScheduledStep(plan, draft.rows, answering, is_plain, draft.paths)
-
-    def _table_updates(self, kv: SequenceKV) -> tuple[TableUpdate, ...]:
-        return tuple(
-            table.take_update(group, self._kv.block_size)
-            for group, table in enumerate(kv.tables)
-            if table.num_synced != len(table.blocks)
-        )
 
     @property
     def num_refusals(self) -> int:

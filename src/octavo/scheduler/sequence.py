@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from octavo.core.grammar import GrammarState
-from octavo.core.request import Submit, TokenLogprobs
+from octavo.core.request import Lane, Submit, TokenLogprobs
 from octavo.core.step import SlotState
 from octavo.kv import Account, SequenceKV
 from octavo.scheduler.beam_search import BeamSearch
@@ -164,6 +164,12 @@ class Sequence:
     def order(self) -> Order:
         """Place among its tenant's: when it is due, arrival, branch."""
         return (self.state.due or 0, self.state.order, self.branch)
+
+    @property
+    def lane(self) -> Lane:
+        """What its outputs have in common."""
+        state = self.state
+        return state.request.request_id, self.branch, state.epoch, state.num_cached_tokens
 
     @property
     def is_fresh(self) -> bool:
