@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # After every turn: a run that is broken off keeps what it has.
         whole = {**data, "turns": earlier + turns}
         path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-    print(f"raw figures: {path.relative_to(RESULTS.parents[1])}; python benchmarks/report.py shows")
+    print(f"raw figures: {path}; python benchmarks/report.py shows")
     return 0 if any("rows" in turn for turn in turns) else 1
 
 

@@ -83,15 +83,14 @@ def server(argv: Sequence[str], *, ready_url: str, timeout_s: float) -> Iterator
 
 
 def stop(child: subprocess.Popen[Any]) -> None:
-    """End a process and its group: politely first."""
+    """End the leader of a group politely, and then whoever it has left behind."""
     if child.poll() is None:
         child.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
 
 
 def _start(

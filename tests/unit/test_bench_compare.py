@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import compare  # noqa: E402
 import engines  # noqa: E402
 import memory_report  # noqa: E402
 import report  # noqa: E402
-from process import PeerError, run_to_end, server  # noqa: E402
+from process import PeerError, run_to_end, server, stop  # noqa: E402
 from servers import HttpWorkload, Server, free_port  # noqa: E402
 
 # What the programs printed, cut to the fields of interest.
@@ -266,3 +267,21 @@ def test_rounds_go_on_from_those_that_are_stored(tmp_path: Path) -> None:
     [turn] = compare.run_rounds([missing], WORKLOAD, rounds=1, earlier=stored)
     assert turn["round"] == 1
     assert "none.gguf is missing" in turn["error"]
+
+
+def test_whoever_a_stopped_peer_leaves_behind_ends_too() -> None:
+    """Some engines start workers that outlive them."""
+    code = (
+        "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c',"
+        " 'import time; print(1, flush=True); time.sleep(600)']); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as leader:
+        assert leader.stdout is not None
+        assert leader.stdout.readline() == b"1\n"
+        stop(leader)
+        assert leader.stdout.read() == b"", "its worker would keep the pipe open"
