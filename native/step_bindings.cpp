@@ -3,12 +3,6 @@
 namespace octavo {
 namespace {
 
-void check_ids(const Field<int32_t, 1>& ids, int vocab) {
-  for (size_t i = 0; i < ids.size(); ++i) {
-    require(ids.data()[i] >= 0 && ids.data()[i] < vocab, "token id outside the vocabulary");
-  }
-}
-
 template <class T>
 void take_column(Field<T, 1>& column, nb::handle owner, size_t length) {
   column.take(owner);
@@ -21,14 +15,20 @@ void take_column(Field<T, 1>& column, nb::handle owner, size_t length) {
 
 }  // namespace
 
-template <class T>
-void CsrField<T>::take(nb::handle owner, size_t rows) {
+void CsrField::take(nb::handle owner, size_t rows) {
   take_column(start, owner, rows + 1);
   value.take(owner);
+}
+
+void CsrField::check(int vocab) const {
+  const size_t rows = start.size() - 1;
   const int32_t* at = start.data();
   require(at[0] == 0 && at[rows] >= 0 && size_t(at[rows]) <= value.size(),
           "CSR offsets out of range");
   for (size_t i = 0; i < rows; ++i) require(size(i) >= 0, "CSR offsets descend");
+  for (size_t i = 0; i < value.size(); ++i) {
+    require(value.data()[i] >= 0 && value.data()[i] < vocab, "token id outside the vocabulary");
+  }
 }
 
 StepArrays& StepBinding::take(nb::handle batch, int vocab) {
@@ -81,17 +81,26 @@ void StepBinding::take_tables(nb::handle batch) {
   }
 }
 
-void StepBinding::take_samples(nb::handle samples, int vocab) {
+void StepBinding::take_samples(nb::object samples, int vocab) {
+  if (!samples.is(samples_)) {
+    samples_ = nb::object();
+    bind_samples(samples);
+    samples_ = std::move(samples);
+  }
+  step_.samples.assign(size_t(step_.num_samples), SampleRow());
+  step_.results.assign(size_t(step_.num_samples), SampleResult());
+  for (CsrField* rows : {&history_, &bias_, &banned_}) rows->check(vocab);
+  for (size_t i = 0; i < step_.samples.size(); ++i) fill_row(i, vocab);
+}
+
+void StepBinding::bind_samples(nb::handle samples) {
   token_index_.take(samples);
   const size_t n = token_index_.size();
   step_.num_samples = int(n);
   step_.token_index = token_index_.data();
-  step_.samples.assign(n, SampleRow());
-  step_.results.assign(n, SampleResult());
   masks_.take(samples);
-  for (CsrField<int32_t>* rows : {&history_, &bias_, &banned_}) {
+  for (CsrField* rows : {&history_, &bias_, &banned_}) {
     rows->take(samples, n);
-    check_ids(rows->value, vocab);
   }
   take_column(bias_values_, samples, bias_.value.size());
   take_column(seed_, samples, n);
@@ -103,7 +112,6 @@ void StepBinding::take_samples(nb::handle samples, int vocab) {
        {&temperature_, &top_p_, &min_p_, &repetition_, &presence_, &frequency_}) {
     take_column(*column, samples, n);
   }
-  for (size_t i = 0; i < n; ++i) fill_row(i, vocab);
 }
 
 void StepBinding::fill_row(size_t i, int vocab) {

@@ -34,17 +34,18 @@ class Field {
   Array<const T, Dims> array_;
 };
 
-// Rows of differing lengths: values, and where each row's begin and end.
-template <class T>
+// Token ids, in rows of differing lengths, and where each row's begin and end.
 struct CsrField {
   CsrField(const char* starts, const char* values) : start(starts), value(values) {}
 
   void take(nb::handle owner, size_t rows);
-  const T* begin(size_t row) const { return value.data() + start.data()[row]; }
+  // Offsets and ids lie within their bounds; to be asked at every step, since values may change.
+  void check(int vocab) const;
+  const int32_t* begin(size_t row) const { return value.data() + start.data()[row]; }
   int size(size_t row) const { return start.data()[row + 1] - start.data()[row]; }
 
   Field<int32_t, 1> start;
-  Field<T, 1> value;
+  Field<int32_t, 1> value;
 };
 
 // Owned by a model: what the last batch held.
@@ -59,7 +60,8 @@ class StepBinding {
   using IntField = Field<int32_t, Dims>;
 
   void take_tables(nb::handle batch);
-  void take_samples(nb::handle samples, int vocab);
+  void take_samples(nb::object samples, int vocab);
+  void bind_samples(nb::handle samples);
   void fill_row(size_t i, int vocab);
 
   StepArrays step_;
@@ -68,7 +70,7 @@ class StepBinding {
   IntField<1> context_lens_{"context_lens"};
   IntField<1> slots_{"slots"};
   IntField<2> copies_{"copies"};
-  nb::object table_objects_, first_objects_;
+  nb::object table_objects_, first_objects_, samples_;
   std::vector<Array<const int32_t, 2>> tables_;
   std::vector<Ints> firsts_;
 
@@ -88,9 +90,9 @@ class StepBinding {
   IntField<1> mask_index_{"mask_index"};
   IntField<1> forced_{"forced"};
   Field<uint32_t, 2> masks_{"masks"};
-  CsrField<int32_t> history_{"history_start", "history"};
-  CsrField<int32_t> bias_{"bias_start", "bias_ids"};
-  CsrField<int32_t> banned_{"banned_start", "banned_ids"};
+  CsrField history_{"history_start", "history"};
+  CsrField bias_{"bias_start", "bias_ids"};
+  CsrField banned_{"banned_start", "banned_ids"};
   Field<float, 1> bias_values_{"bias_values"};
 };
 

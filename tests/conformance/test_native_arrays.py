@@ -104,7 +104,7 @@ def test_an_array_is_looked_at_again_when_another_stands_in_its_place(executor):
     assert not np.array_equal(within.logits[0], first.logits[0])
     assert np.array_equal(again.logits, first.logits)
     kept.block_tables = (kept.block_tables[0] + 1,)
-    kept.sample.forced = np.array([7, 7, -1], np.int32)
+    kept.sample = replace(kept.sample, forced=np.array([7, 7, -1], np.int32))
     moved = executor.forward(kept)
     assert moved.token_ids[:2] == (7, 7)
     assert np.array_equal(moved.logits, first.logits)

@@ -127,9 +127,12 @@ class CacheLayout:
     kv_dtype: str = "bf16"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleBatch:
     """S samples to draw; row i samples after flat token ``token_index[i]``. Arrays of length S.
+
+    Frozen, so that a backend knows all of its arrays again by the one object; what is in them may
+    change.
 
     CSR pairs (``*_start`` has S + 1 entries): ``history`` is prompt + output tokens of rows whose
     penalties need it (empty otherwise) with ``num_prompt`` of it prompt; ``bias`` are (id, value)

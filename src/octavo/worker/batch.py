@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,53 +42,40 @@ def build_batch(
     layout.fill(plan.rows)
     batch = layout.batch
     batch.want_logits = want_logits
-    batch.copies = _copies(plan)
+    batch.copies = _copies(plan) if plan.copies else NO_COPIES
     if layout.num_moves != table.num_moves:
         layout.num_moves = table.num_moves
         batch.first_position = tuple(first[batch.slots] for first in table.first_position)
-    _enter_histories(batch.sample, layout.slot_names, table)
-    _enter_masks(plan, layout, table=table, allowed=allowed)
-    if layout.scored or table.labels:
-        batch.sample.forced = _forced(batch.sample, layout, table)
+    batch.sample = layout.sample
+    if layout.varies or plan.grammar_masks:
+        batch.sample = _varied(plan, layout, table)
     return batch
 
 
 def _copies(plan: StepPlan) -> NDArray[np.int32]:
-    if not plan.copies:
-        return NO_COPIES
     return np.array([(c.group, c.src, c.dst, c.num_tokens) for c in plan.copies], np.int32)
 
 
-def _enter_histories(sample: SampleBatch, names: list[int], table: SlotTable) -> None:
-    """What depends on the tokens so far, in batches that have any of it."""
-    if not (table.has_bans or table.has_histories):
-        return
-    placed = list(zip(names, sample.position.tolist(), strict=True))
-    if table.has_bans:
-        banned = [table.banned_at(slot, at) for slot, at in placed]
-        sample.banned_start, sample.banned_ids = csr(len(names), banned, NO_INTS)
-    if table.has_histories:
-        histories = [table.history(slot, at) for slot, at in placed]
-        sample.history_start, sample.history = csr(len(names), histories, NO_INTS)
-
-
-def _enter_masks(
-    plan: StepPlan, layout: RowLayout, *, table: SlotTable, allowed: NDArray[np.uint32]
-) -> None:
-    """Which line of the masks binds each sample, and these."""
-    sample = layout.batch.sample
-    sample.mask_index, sample.masks = layout.mask_index, allowed
+def _varied(plan: StepPlan, layout: RowLayout, table: SlotTable) -> SampleBatch:
+    """The samples with what depends on the tokens so far, on a grammar or on what is given."""
+    sample, names = layout.sample, layout.slot_names
+    position = sample.position.tolist()
+    banned_start, banned_ids = csr(len(names), list(map(table.banned_at, names, position)), NO_INTS)
+    history_start, history = csr(len(names), list(map(table.history, names, position)), NO_INTS)
+    mask_index, masks = sample.mask_index, sample.masks
     if plan.grammar_masks:
-        sample.mask_index, sample.masks = _masks(plan, layout, allowed)
+        mask_index, masks = _masks(plan, layout)
     if table.allowed:
-        sample.mask_index, sample.masks = _bind_slots(
-            sample.mask_index.copy(), sample.masks, layout.slot_names, table=table
-        )
+        mask_index, masks = _bind_slots(mask_index.copy(), masks, names, table=table)
+    return replace(
+        sample, banned_start=banned_start, banned_ids=banned_ids, history_start=history_start,
+        history=history, mask_index=mask_index, masks=masks, forced=_forced(layout, table),
+    )  # fmt: skip
 
 
-def _forced(sample: SampleBatch, layout: RowLayout, table: SlotTable) -> NDArray[np.int32]:
+def _forced(layout: RowLayout, table: SlotTable) -> NDArray[np.int32]:
     """The given token of each sample that is a label's or the prompt's, -1 for those drawn."""
-    position, branch = sample.position, sample.branch
+    position, branch = layout.sample.position, layout.sample.branch
     forced = np.full(len(position), -1, np.int32)
     for index in layout.scored:
         forced[index] = table.prompts[layout.slot_names[index]][position[index]]
@@ -99,15 +87,13 @@ def _forced(sample: SampleBatch, layout: RowLayout, table: SlotTable) -> NDArray
     return forced
 
 
-def _masks(
-    plan: StepPlan, layout: RowLayout, allowed: NDArray[np.uint32]
-) -> tuple[NDArray[np.int32], NDArray[np.uint32]]:
+def _masks(plan: StepPlan, layout: RowLayout) -> tuple[NDArray[np.int32], NDArray[np.uint32]]:
     """The lines of the plan's grammars and who is bound by them.
 
-    ``allowed``, if there is one, is their first line and part of every other.
+    What binds all samples, if anything does, is their first line and part of every other.
     """
-    position = layout.batch.sample.position
-    line_of = layout.mask_index.copy()
+    position, allowed = layout.sample.position, layout.sample.masks
+    line_of = layout.sample.mask_index.copy()
     row = np.array([row for row, _ in layout.picks], np.int32)
     words = np.array([np.frombuffer(mask.words, "<u4") for mask in plan.grammar_masks], np.uint32)
     for line, mask in enumerate(plan.grammar_masks, len(allowed)):

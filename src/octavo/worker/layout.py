@@ -8,6 +8,7 @@ row comes, goes or changes its width, or a slot is given to another sequence.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -32,15 +33,20 @@ def row_layout(
 ) -> RowLayout:
     """The layout of ``rows``: the last one again if it still holds.
 
-    ``allowed`` (see ``batch.allowed_mask``) is the same in every call for one table.
+    Rows that come as the same object are the same, but for their tokens, where these stand, and
+    their tables. ``allowed`` (see ``batch.allowed_mask``) is the same in every call for one table.
     """
+    layout = table.layout
+    if layout is not None and layout.rows is rows:
+        return layout
     key = [
         (row.slot, len(row.token_ids), row.num_samples, row.num_drafts, row.num_scored)
         for row in rows
     ]
-    if table.layout is None or table.layout.key != key:
-        table.layout = _make(key, table, allowed)
-    return table.layout
+    if layout is None or layout.key != key:
+        layout = table.layout = _make(key, table, allowed)
+    layout.rows = rows
+    return layout
 
 
 def _make(key: list[RowKey], table: SlotTable, allowed: NDArray[np.uint32]) -> RowLayout:
@@ -59,18 +65,23 @@ def _make(key: list[RowKey], table: SlotTable, allowed: NDArray[np.uint32]) -> R
     mask_index = np.full(len(picks), len(allowed) - 1, np.int32)
     want_hidden = not table.hidden.keys().isdisjoint(names)
     answering = [index for index, row_key in enumerate(key) if row_key[2] or row_key[4]]
+    numbers = np.zeros(int(starts[-1]) + len(key) + len(picks), np.int32)
+    tokens, context, columns["position"] = np.split(numbers, [starts[-1], starts[-1] + len(key)])
     samples = _samples(columns, names, table, mask_index=mask_index, masks=allowed)
     return RowLayout(
+        rows=(),
         key=key,
         picks=list(zip(row.tolist(), (lengths[row] - behind).tolist(), strict=True)),
         slot_names=names,
         scored=np.flatnonzero(is_scored).tolist(),
         answering=answering,
         is_plain=len(picks) == len(answering) and samples.max_logprobs < 0 and not want_hidden,
+        varies=bool(is_scored.any()) or any(map(table.varies, names)),
+        sample=samples,
         batch=StepBatch(
-            token_ids=np.zeros(int(starts[-1]), np.int32),
+            token_ids=tokens,
             query_start_loc=starts,
-            context_lens=np.zeros(len(key), np.int32),
+            context_lens=context,
             slots=slots,
             block_tables=table.block_tables,
             first_position=tuple(first[slots] for first in table.first_position),
@@ -78,8 +89,9 @@ def _make(key: list[RowKey], table: SlotTable, allowed: NDArray[np.uint32]) -> R
             sample=samples,
             want_hidden=want_hidden,
         ),
-        mask_index=mask_index,
         num_moves=table.num_moves,
+        numbers=numbers.data,
+        packer=Struct(f"{len(numbers)}i"),
     )
 
 
@@ -98,7 +110,7 @@ def _samples(
     _, bias_values = csr(count, [b[1] if b else None for b in biases], _NO_FLOATS)
     nothing = np.zeros(count + 1, np.int32)
     return SampleBatch(
-        **columns, position=np.zeros(count, np.int32), forced=np.full(count, -1, np.int32),
+        **columns, forced=np.full(count, -1, np.int32),
         history_start=nothing, history=NO_INTS, banned_start=nothing, banned_ids=NO_INTS,
         bias_start=bias_start, bias_ids=bias_ids, bias_values=bias_values,
         mask_index=mask_index, masks=masks,

@@ -74,14 +74,11 @@ class ModelRunner:
         Raises:
             EngineError: the plan asks for what this runner does not do.
         """
-        _refuse_unsupported(plan, can_draft=self._drafter is not None)
-        if plan.generation != self._generation:
-            self._slots.clear()
-            self._generation = plan.generation
-        for slot in plan.freed_slots:
-            self._slots.free(slot)
-        for state in plan.new_slots:
-            self._slots.assign(state)
+        layout = self._slots.layout
+        if layout is None or layout.rows is not plan.rows or plan.swaps:
+            _refuse_unsupported(plan, can_draft=self._drafter is not None)
+        if plan.new_slots or plan.freed_slots or plan.generation != self._generation:
+            self._take_slots(plan)
         self._slots.update(plan.rows)
         proposals: dict[int, tuple[int, ...]] = {}
         if self._drafter is not None:
@@ -90,8 +87,8 @@ class ModelRunner:
         batch = build_batch(plan, self._slots, allowed=self._allowed, want_logits=self.want_logits)
         output = self._executor.forward(batch)
         self.last_output = output
-        assert self._slots.layout is not None, "a batch has a layout"
         layout = self._slots.layout
+        assert layout is not None, "a batch has a layout"
         progress = self._executor.progress
         if layout.is_plain and self._drafter is None and min(output.token_ids, default=-1) >= 0:
             return StepResult(step_id=plan.step_id, token_ids=output.token_ids, progress=progress)
@@ -104,11 +101,17 @@ class ModelRunner:
             for row in rows:
                 row.proposals = proposals.get(row.row, ())
                 self._drafter.note(plan.rows[row.row], row.proposals, row.num_verified)
-        return StepResult(
-            step_id=plan.step_id,
-            rows=rows,
-            progress=progress,
-        )
+        return StepResult(step_id=plan.step_id, rows=rows, progress=progress)
+
+    def _take_slots(self, plan: StepPlan) -> None:
+        """Slots that are void, that end and that begin."""
+        if plan.generation != self._generation:
+            self._slots.clear()
+            self._generation = plan.generation
+        for slot in plan.freed_slots:
+            self._slots.free(slot)
+        for state in plan.new_slots:
+            self._slots.assign(state)
 
     def _add_candidates(self, plan: StepPlan, rows: tuple[RowResult, ...]) -> None:
         """Of beam rows, the likeliest ids that stand for a token: their logprobs are enough."""

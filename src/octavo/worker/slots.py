@@ -145,15 +145,10 @@ class SlotTable:
             if slot in histories:
                 self._write(slot, row.start, row.token_ids)
 
-    @property
-    def has_histories(self) -> bool:
-        """Whether any slot's penalties need its tokens."""
-        return bool(self._penalised)
-
-    @property
-    def has_bans(self) -> bool:
-        """Whether some token may not be sampled somewhere."""
-        return bool(self.banned or self.bad_words)
+    def varies(self, slot: int) -> bool:
+        """Whether its samples depend on more than its parameters: on its tokens, or on a list."""
+        held = (self._penalised, self.banned, self.bad_words, self.allowed, self.labels)
+        return any(slot in each for each in held)
 
     def banned_at(self, slot: int, position: int) -> NDArray[np.int32]:
         """Ids that may not be sampled at ``position``."""

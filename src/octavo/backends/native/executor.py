@@ -55,9 +55,10 @@ class NativeExecutor:
 
     def forward(self, batch: StepBatch) -> StepOutput:
         """One step: copies, program, sampling. The GIL is released meanwhile."""
-        width = batch.sample.max_logprobs
+        model, width = self._model, batch.sample.max_logprobs
+        assert model is not None, "the executor is closed"
         if width < 0 and not (batch.want_logits or batch.want_hidden):
-            return StepOutput(self._loaded().forward(batch, None), *NO_LOGPROBS)
+            return StepOutput(model.forward(batch, None), *NO_LOGPROBS)
         count = len(batch.sample.token_index)
         output = StepOutput(
             token_ids=(),
@@ -67,7 +68,7 @@ class NativeExecutor:
             logits=np.empty((count, self._vocab_size), np.float32) if batch.want_logits else None,
             hidden=np.empty((count, self._hidden_size), np.float32) if batch.want_hidden else None,
         )
-        output.token_ids = self._loaded().forward(batch, output)
+        output.token_ids = model.forward(batch, output)
         return output
 
     @property
