@@ -10,8 +10,10 @@
           positions   [start ───────── start + len(token_ids))
           tables      one TableUpdate per KV group
 
-The values made once per row and step are not frozen and may be made by position, because freezing
-triples and keywords double the cost of making them; nobody changes them all the same.
+The values made once per step, or per row and step, are not frozen, and the latter may be made by
+position, because freezing triples and keywords double the cost of making them. Whoever is given
+them does not change them. The planner does, in place, where the same rows decode again: whoever
+keeps a plan past its step copies its rows.
 
 Block ids cross as integers. A *row slot* is a small integer naming persistent per-sequence state
 in the worker (token history, sampling parameters, block tables); plans carry only what changed.
@@ -26,7 +28,7 @@ from octavo.core.request import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SlotState:
     """The constant part of a row slot, sent when a sequence takes it (again after a resync).
 
@@ -49,7 +51,7 @@ class SlotState:
     probe: Probe | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class TableUpdate:
     """How a row's block table of one KV group changed: keep ``keep`` entries, append ``blocks``.
 
@@ -127,7 +129,7 @@ class GrammarMask:
     words: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepPlan:
     """All that the data plane may do in one step; every block it touches is already reserved."""
 
@@ -174,7 +176,7 @@ class RowResult:
     scores: tuple[TokenLogprobs, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepResult:
     """The answer to a plan. ``progress`` is the runner's monotonic work counter (P6).
 

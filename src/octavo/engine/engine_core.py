@@ -142,7 +142,8 @@ class EngineCore:
     def _commit(self, step: ScheduledStep, result: StepResult) -> TokenRun | None:
         """Count computed tokens, append samples, end what ended."""
         # First of all: a source that is read must not be let go of after what comes before it.
-        self.kv.end_step()
+        if step.plan.copies:
+            self.kv.end_step()
         run = self._committer.go_on(step, result.token_ids)
         if run is None:
             self._commit_rows(step, result)
@@ -440,5 +441,6 @@ class EngineCore:
 
     def _report(self, violations: list[str]) -> None:
         """Count and keep violations: in production they are reported, not fatal."""
-        self.counters.invariant_violations += len(violations)
-        self.violations = (self.violations + violations)[-100:]
+        if violations:
+            self.counters.invariant_violations += len(violations)
+            self.violations = (self.violations + violations)[-100:]

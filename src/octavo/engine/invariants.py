@@ -74,8 +74,8 @@ def check_engine(
 
 def _states(scheduler: Scheduler, requests: RequestTable) -> Iterator[str]:
     """I7: each branch is in exactly the place that its state says."""
-    running, waiting = set(scheduler.running), scheduler.waiting
-    num_booked = 0
+    running, waiting = set(scheduler.running), set(scheduler.waiting)
+    num_booked, is_running, is_waiting = 0, Status.RUNNING, Status.WAITING
     for request_id, state in requests.states.items():
         if not state.branches:
             yield f"I7: request {request_id} has no branch left but is still booked"
@@ -85,7 +85,7 @@ def _states(scheduler: Scheduler, requests: RequestTable) -> Iterator[str]:
             if seq.state is not state or seq.branch != branch:
                 yield f"I7: a branch of {request_id} has another owner"
             num_booked += seq.status is not Status.COMPILING
-            runs, waits = seq.status is Status.RUNNING, seq.status is Status.WAITING
+            runs, waits = seq.status is is_running, seq.status is is_waiting
             if (seq in running) != runs or (seq in waiting) != waits:
                 yield f"I7: a branch of {request_id} is not where its state says"
             if (seq.kv is not None) != runs:
@@ -105,7 +105,7 @@ def _coverage(scheduler: Scheduler, kv: KVCacheManager) -> Iterator[str]:
             yield f"I8: {computed} tokens are computed of {len(seq.token_ids)}"
         if seq.kv is not None and seq.kv.num_reserved != computed:
             yield "I4: provisional tokens outlived their step"
-    if {id(seq.kv) for seq in scheduler.running} != {id(seq) for seq in kv.sequences}:
+    if set(map(id, kv.sequences)) != {id(seq.kv) for seq in scheduler.running}:
         yield "I10: a block table is held for no running sequence"
     if kv.num_step_leases:
         yield "I10: the read leases of a step outlived it"

@@ -19,7 +19,7 @@ def validate_result(step: ScheduledStep, result: StepResult, vocab_size: int) ->
     Raises:
         EngineError: the runner answered something else than was asked.
     """
-    drawn = list(result.token_ids)
+    drawn = result.token_ids
     if drawn and (result.rows or not step.is_plain):
         raise EngineError("the runner returned bare tokens for rows that ask for more")
     num_answers = len(drawn) + len(result.rows)
@@ -180,13 +180,12 @@ class TokenCommitter:
 
 
 def _append_each(step: ScheduledStep, token_ids: tuple[int, ...]) -> list[BranchOutput]:
-    """One token for each row that answers."""
+    """One token for each row that answers: none of them failed, so all are still there."""
     outputs = []
     for index, token_id in zip(step.answering, token_ids, strict=True):
         seq = step.rows[index][0]
-        if seq.kv is not None:
-            outputs.append(_append(seq, (token_id,), ()))
-            _give_scores(seq.state, outputs[-1])
+        outputs.append(_append(seq, (token_id,), ()))
+        _give_scores(seq.state, outputs[-1])
     return outputs
 
 

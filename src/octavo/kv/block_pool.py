@@ -128,17 +128,18 @@ class BlockPool:
         """``owner`` holds ``blocks`` too. They must be held or cached, never free."""
         self.num_changes += 1
         kind, held = self._owners[owner]
+        is_lease = kind is OwnerKind.LEASE
         for block in blocks:
             if block in held:
                 continue
             if self.refs[block] == 0:
                 assert self._indexed[block], "I1: sharing a free block"
                 self._cached.remove(block)
-            elif kind is not OwnerKind.LEASE and self.refs[block] == self.leases[block]:
+            elif not is_lease and self.refs[block] == self.leases[block]:
                 self.num_draining -= 1
             held[block] = None
             self.refs[block] += 1
-            if kind is OwnerKind.LEASE:
+            if is_lease:
                 self.leases[block] += 1
                 if self.refs[block] == 1:
                     self.num_draining += 1
@@ -152,14 +153,14 @@ class BlockPool:
             return
         self.num_changes += 1
         kind, held = self._owners[owner]
-        refs, leases = self.refs, self.leases
+        refs, leases, is_lease = self.refs, self.leases, kind is OwnerKind.LEASE
         for block in blocks:
             if block not in held:
                 continue
             del held[block]
             was_draining = refs[block] == leases[block]
             refs[block] = left = refs[block] - 1
-            if kind is OwnerKind.LEASE:
+            if is_lease:
                 leases[block] -= 1
             elif self.shared[block]:
                 self.shared[block] = left - leases[block] > 1

@@ -75,12 +75,8 @@ class BlockTable:
         """What the runner does not know yet; afterwards it does."""
         synced = self.num_synced
         self.num_synced = len(self.blocks)
-        return TableUpdate(
-            group=group,
-            first_position=self.first_block * block_size,
-            keep=synced,
-            blocks=tuple(self.blocks[synced:]),
-        )
+        fresh = tuple(self.blocks[synced:])
+        return TableUpdate(group, self.first_block * block_size, synced, fresh)
 
 
 class SequenceKV:

@@ -162,10 +162,11 @@ def _index(kv: KVState, group: int, found: list[Node]) -> Iterator[str]:
 
 
 def _promises(kv: KVState, group: int) -> Iterator[str]:
-    total = sum(seq.promised[group] for seq in kv.sequences)
+    promised, owed = [seq.promised[group] for seq in kv.sequences], kv.promises.owed
+    total = sum(promised)
     if total != kv.promises.totals[group]:
         yield f"I6: group {group}: promises sum to {total}, not {kv.promises.totals[group]}"
-    if any(seq.promised[group] != kv.promises.owed(seq, group) for seq in kv.sequences):
+    if promised != [owed(seq, group) for seq in kv.sequences]:
         yield f"I6: group {group}: a sequence's promise is not what it may still take"
     if total > kv.pools[group].num_available:
         yield f"I6: group {group}: {total} blocks are promised, fewer are available"

@@ -124,7 +124,8 @@ def _enter_group(ledger: Ledger, kv: KVState, columns: Columns, *, group: int) -
     ledger.used += (used + pinned_alone * size) * slot_bytes
     ledger.provisional += (sum(columns.reserved) - sum(columns.computed)) * slot_bytes
     ledger.tail_waste += waste * slot_bytes
-    ledger.add_shared(sharing.total, size=size, slot_bytes=slot_bytes)
+    if sharing.total.blocks:
+        ledger.add_shared(sharing.total, size=size, slot_bytes=slot_bytes)
     num_owned = num_alone + pinned_alone + sharing.total.blocks
     ledger.padding += num_owned * (block_bytes - size * slot_bytes)
     ledger.promised += sum(promised) * block_bytes

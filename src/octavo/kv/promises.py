@@ -61,7 +61,8 @@ class Promises:
         demand = self._demand(
             group, seq.target_tokens, spares=seq.spare_branches, fork_at=seq.spare_from
         )
-        return max(0, demand - len(seq.tables[group].blocks) + seq.cow_due)
+        owed = demand - len(seq.tables[group].blocks) + seq.cow_due
+        return owed if owed > 0 else 0
 
     def clear(self, seq: SequenceKV) -> None:
         """``seq`` is owed nothing more."""

@@ -70,9 +70,6 @@ class FairQueue:
     def __len__(self) -> int:
         return len(self._members)
 
-    def __contains__(self, seq: Sequence) -> bool:
-        return seq in self._members
-
     def __iter__(self) -> Iterator[Sequence]:
         """Everybody who waits, in no particular order."""
         return iter(self._members)

@@ -109,6 +109,10 @@ class SteadyRows:
         self._turn, self.due = 0, self._turns[0]
         self.moved: list[int] = []
 
+    def grow(self, reservation: StepReservation) -> bool:
+        """Add a slot for each row that is due; False if there are too few blocks."""
+        return all(reservation.grow(self.columns[index][1], 1) for index in self.due)
+
     def advance(self) -> None:
         """Bring all up to the step in which each row computes the token that it drew last."""
         for index in self.moved:

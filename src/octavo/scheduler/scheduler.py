@@ -160,10 +160,10 @@ class Scheduler:
         self.waiting.step = step_id
         last, self._last = self._last, None
         if last is not None and (steady := self._steady(last)) is not None:
-            reservation = self._kv.begin()
-            if all(reservation.grow(steady.columns[at][1], 1) for at in steady.due):
+            reservation = self._kv.begin() if steady.due else None
+            if reservation is None or steady.grow(reservation):
                 self._last = last
-                copies = reservation.seal()
+                copies = reservation.seal() if reservation is not None else []
                 if copies is None:
                     self.counters.refused_reservations += 1
                     return None
@@ -180,7 +180,8 @@ class Scheduler:
             self.counters.refused_reservations += 1
             self._withdraw(draft)
             return None
-        self._enter(draft)
+        if draft.admitted:
+            self._enter(draft)
         self._last = self._build(step_id, draft, copies)
         return self._last
 
@@ -421,6 +422,7 @@ class Scheduler:
         masks: list[GrammarMask] = []
         service: dict[str, int] = defaultdict(int)
         all_drafts = draft.drafts
+        answering, is_plain = [], not all_drafts
         # Hot: once per row and step.
         for index, (seq, count) in enumerate(draft.rows):
             kv, tokens, state = seq.kv, seq.token_ids, seq.state
@@ -447,6 +449,9 @@ class Scheduler:
                 row.num_scored = seq.num_scored(start, end)
             if drafts:
                 self.speculation.put(row, drafts)
+            if num_samples or row.num_scored:
+                answering.append(index)
+                is_plain &= num_samples == 1 and not row.num_scored and state.beam is None
             row_plans.append(row)
         self.waiting.charge_running(service)
         plan = StepPlan(
@@ -458,10 +463,6 @@ class Scheduler:
             copies=tuple(copies),
             grammar_masks=tuple(masks),
         )
-        answering = [i for i, row in enumerate(row_plans) if row.num_samples or row.num_scored]
-        asked = [(row_plans[i].num_samples, row_plans[i].num_scored) for i in answering]
-        has_beams = any(draft.rows[i][0].state.beam is not None for i in answering)
-        is_plain = asked.count((1, 0)) == len(asked) and not has_beams and not all_drafts
         return ScheduledStep(plan, draft.rows, answering, is_plain, draft.paths)
 
     @property

@@ -9,6 +9,29 @@ from octavo.scheduler import Sequence
 from octavo.scheduler.guess import SURE, Guess
 from octavo.testing.fake_runner import foresee
 
+AHEAD = 8
+
+
+class _Foresight:
+    """What the fake runner will say behind each sequence, found out a few tokens at a time."""
+
+    def __init__(self, info: RunnerInfo) -> None:
+        self._info = info
+        self._known: dict[Sequence, list[int]] = {}
+
+    def next_tokens(self, seq: Sequence, limit: int) -> list[int]:
+        """The ``limit`` tokens that follow, fewer where a grammar ends."""
+        if seq.grammar is not None:
+            state = seq.slot_state()
+            return foresee(state, self._info, limit=limit, wrong=limit, grammar=seq.grammar)
+        output, at = seq.token_ids[seq.num_prompt :], seq.num_output
+        known = self._known.get(seq, [])
+        if known[:at] != output or len(known) < at + limit:
+            count = limit + AHEAD
+            found = foresee(seq.slot_state(), self._info, limit=count, wrong=count)
+            known = self._known[seq] = output + found
+        return known[at : at + limit]
+
 
 def clairvoyant(
     info: RunnerInfo, first_wrong: Callable[[], int]
@@ -18,10 +41,14 @@ def clairvoyant(
     It claims to be nearly always right, so that all it proposes is verified.
     """
 
+    foresight = _Foresight(info)
+
     def propose(guess: Guess, seq: Sequence, limit: int) -> list[int]:
         guess.chance = SURE - 1
-        wrong, grammar = first_wrong(), seq.grammar
-        return foresee(seq.slot_state(), info, limit=limit, wrong=wrong, grammar=grammar)
+        wrong, drafts = first_wrong(), foresight.next_tokens(seq, limit)
+        if wrong < len(drafts):
+            drafts[wrong] = (drafts[wrong] + 1) % info.vocab_size
+        return drafts
 
     return propose
 
@@ -35,10 +62,11 @@ def clairvoyant_tree(
     ``step_cost`` high enough all of them are verified.
     """
 
+    foresight = _Foresight(info)
+
     def propose(guess: Guess, seq: Sequence, limit: int) -> list[int]:
         guess.chance, guess.detour = 3 * SURE // 4, SURE - 1
-        state = seq.slot_state()
-        right = foresee(state, info, limit=limit, wrong=limit, grammar=seq.grammar)
+        right = foresight.next_tokens(seq, limit)
         paths: list[list[int]] = []
         for number in range(num_paths):
             path, wrong = list(right), first_wrong()

@@ -112,8 +112,8 @@ def score(state: SlotState, histories: Histories, token: int, *, vocab_size: int
 
 def _is_bare(row: RowPlan, sample: RowResult) -> bool:
     """Whether a row's result is one token and nothing else."""
-    bare = RowResult(row=sample.row, token_ids=sample.token_ids)
-    return sample == bare and len(sample.token_ids) == row.num_samples == 1 and not row.num_drafts
+    told = sample.logprobs or sample.candidates or sample.scores or sample.hidden or sample.failed
+    return len(sample.token_ids) == row.num_samples == 1 and not (told or row.num_drafts)
 
 
 def in_rows(plan: StepPlan, result: StepResult) -> StepResult:
@@ -272,7 +272,7 @@ class FakeRunner:
             table[update.keep :] = update.blocks
         end = row.start + len(row.token_ids)
         known = slot.history[row.start : end]
-        if known != list(row.token_ids[: len(known)]) or row.start > len(slot.history):
+        if (known and known != list(row.token_ids[: len(known)])) or row.start > len(slot.history):
             raise FakeRunnerError("a row's tokens contradict the slot's history")
         slot.history[row.start : end] = row.token_ids
         slot.values += _values(slot.history, len(slot.values), end)
@@ -398,9 +398,9 @@ class FakeRunner:
         counts.tokens += plan.num_tokens
         counts.copies += len(plan.copies)
         counts.samples += num_sampling
-        chunks = sum(len(row.token_ids) - row.num_drafts > 1 for row in plan.rows)
+        chunks = sum([len(row.token_ids) - row.num_drafts > 1 for row in plan.rows])
         counts.mixed_steps += 0 < chunks < len(plan.rows)
-        counts.fork_rows += sum(row.num_samples > 1 for row in plan.rows)
+        counts.fork_rows += sum([row.num_samples > 1 for row in plan.rows])
 
 
 def run_alone(
