@@ -64,7 +64,7 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         """Blocks that only the prefix index knows."""
-        return len(self._cached)
+        return len(self._cached.tenant_of)
 
     @property
     def num_available(self) -> int:

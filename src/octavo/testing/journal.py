@@ -30,6 +30,7 @@ class JournalEntry:
         self.stopped: set[int] = set()
         self.limit = request.sampling.max_tokens or 1
         self.hidden = b""
+        self._asks_logprobs = request.sampling.num_logprobs >= 0
         self.scores: tuple[TokenLogprobs, ...] = ()
 
     @property
@@ -51,18 +52,20 @@ class JournalEntry:
 
         An attempt that continues one which was accepted may not be turned away for lack of room.
         """
-        where = f"{output.request_id}/{output.branch}"
+        wrong = ""
         if output.error_code == OverloadedError.code and self.epoch:
-            raise SimulationError(f"{where}: a continuation is refused: {output.error}")
-        if output.branch in self.ended:
-            raise SimulationError(f"{where}: output after its end")
-        if output.position != len(self.delivered[output.branch]) or output.epoch != self.epoch:
-            raise SimulationError(f"{where}: position {output.position} epoch {output.epoch}")
-        if (output.prompt_logprobs and self.scores) or (
-            self.request.sampling.num_logprobs >= 0
+            wrong = f"a continuation is refused: {output.error}"
+        elif output.branch in self.ended:
+            wrong = "output after its end"
+        elif output.position != len(self.delivered[output.branch]) or output.epoch != self.epoch:
+            wrong = f"position {output.position} epoch {output.epoch}"
+        elif (output.prompt_logprobs and self.scores) or (
+            self._asks_logprobs
             and tuple([told.token_id for told in output.logprobs]) != output.token_ids
         ):
-            raise SimulationError(f"{where}: told other logprobs than were asked for")
+            wrong = "told other logprobs than were asked for"
+        if wrong:
+            raise SimulationError(f"{output.request_id}/{output.branch}: {wrong}")
         self.delivered[output.branch] += output.token_ids
         self.hidden = self.hidden or output.hidden
         self.scores = self.scores or output.prompt_logprobs
