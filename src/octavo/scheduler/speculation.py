@@ -76,6 +76,8 @@ class Speculation:
         their own: at most ``seats``.
         """
         guesses = [self._guess(seq) for seq in decodes]
+        if not self.by_runner and not any(guess.drafts for guess in guesses):
+            return {}, []  # of a text that repeats nothing: most steps
         worth = SURE * num_tokens // _cost(num_tokens, self.step_cost)
         branches = [
             _Branch(at, fork, path, offer)
