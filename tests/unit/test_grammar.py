@@ -98,6 +98,29 @@ CASES = [
 ]
 
 
+CALL = '{"name": "f", "arguments": {"a": 1}}'
+
+
+@pytest.mark.parametrize(("grammar", "good", "bad"), CASES, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize("thoughts", [(), ("<think>", "</think>"), ("", "</think>")])
+@pytest.mark.parametrize("family", ["<tool_call>", "[TOOL_CALLS]", "none"])
+def test_a_call_may_stand_in_the_answers_place(
+    compiler: GrammarCompiler, table: TokenTable, grammar: Grammar, good: list[str],
+    bad: list[str], thoughts: tuple[str, ...], family: str,
+) -> None:  # fmt: skip
+    form = tool_format("{{ tools }}" + family)
+    functions = [{"name": "f", "parameters": {"type": "object"}}]
+    calls = form.grammar(functions, parallel=True)
+    both = replace(grammar, calls=calls, thoughts=thoughts)
+    before = f"{thoughts[0]}\nWhy?\n{thoughts[1]}\n\n" if thoughts else ""
+    one = form.begin + CALL + form.end
+    for text in [*good, one]:
+        assert spells(opened(compiler, both), table, before + text), text
+    for text in [*bad, one + one[:9] + "x", one.replace("f", "g")]:
+        alone = spells(opened(compiler, grammar), table, text)
+        assert spells(opened(compiler, both), table, before + text) == alone, text
+
+
 @pytest.mark.parametrize(("grammar", "good", "bad"), CASES, ids=lambda value: str(value)[:30])
 def test_a_mask_allows_what_the_grammar_spells(
     compiler: GrammarCompiler, table: TokenTable, grammar: Grammar, good: list[str], bad: list[str]

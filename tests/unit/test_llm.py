@@ -97,6 +97,15 @@ def test_every_call_is_served_as_asked(llm: LLM) -> None:
     assert llm.score("abc", [1, 2]) == llm.score("abc", [[1, 2]])
 
 
+def test_what_a_chat_says_is_a_message(llm: LLM) -> None:
+    (done,) = llm.chat([{"role": "user", "content": "hi"}], seeded(1))
+    assert done.message == {"role": "assistant", "content": done.text}
+    assert llm.generate("hi", seeded(1))[0].message is None
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.chat([{"role": "user", "content": "hi"}], tools=[{"type": "web_search"}])
+    assert caught.value.param == "tools[0].type"
+
+
 def test_interleaved_streams_get_their_own_outputs(llm: LLM) -> None:
     prompts = ["abc", "de", "fghij"]
     alone = [list(llm.generate(p, seeded(i))[0].token_ids) for i, p in enumerate(prompts)]

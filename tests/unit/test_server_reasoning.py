@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from octavo.core.grammar import Grammar
 from octavo.errors import InvalidRequestError
-from octavo.server.answer import AnswerForm, Parts
-from octavo.server.conversation import Conversation, settle
+from octavo.frontend.answer import AnswerForm, Parts
+from octavo.frontend.conversation import Conversation, settle
+from octavo.frontend.tools import CHAT_TOOLS
+from octavo.server.conversation import read_tools
 from octavo.server.reasoning_effort import effort_variables, read_effort
-from octavo.server.tools import CHAT_TOOLS, read_tools
 from octavo.server.typed_body import TypedBody
 from octavo.text import ChatTemplate
 from octavo.text.reasoning import reasoning_format

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from octavo.errors import InvalidRequestError
-from octavo.server.answer import AnswerForm
-from octavo.server.chat import _delta, _message
-from octavo.server.tools import CHAT_TOOLS, MESSAGES_TOOLS, RESPONSES_TOOLS, read_tools
+from octavo.frontend.answer import AnswerForm, answer_message
+from octavo.frontend.tools import CHAT_TOOLS, MESSAGES_TOOLS, RESPONSES_TOOLS, ToolDialect
+from octavo.server.chat import _delta
+from octavo.server.conversation import read_tools
+from octavo.server.structured import read_grammar
 from octavo.server.typed_body import TypedBody
 from octavo.text.tool_formats import tool_format
 from served import Served
@@ -71,10 +75,8 @@ def test_what_binds_the_answer() -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [function()], "tool_choice": "maybe"}, "tool_choice"),
         ({"tools": [function()], "tool_choice": function("g")}, "tool_choice"),
-        ({"tools": [function()], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tools": [function()], "tool_choice": {"type": "mcp"}}, "tool_choice"),
         ({"tools": [function()], "parallel_tool_calls": 1}, "parallel_tool_calls"),
-        ({"tools": [function()], "response_format": {"type": "json_object"}}, "tools"),
-        ({"tools": [function()], "structured_outputs": {"regex": "a"}}, "tools"),
     ],
 )
 def test_refused(body: dict, param: str) -> None:
@@ -83,12 +85,108 @@ def test_refused(body: dict, param: str) -> None:
     assert caught.value.param == param
 
 
+def allowed(dialect: ToolDialect, mode: Any, *names: str, **more: Any) -> dict[str, Any]:
+    flat = dialect is RESPONSES_TOOLS
+    tools = [{"type": "function", "name": n} if flat else function(n) for n in names]
+    inside = {"mode": mode, "tools": tools, **more}
+    return {"type": "allowed_tools", **(inside if flat else {"allowed_tools": inside})}
+
+
+@pytest.mark.parametrize("dialect", [CHAT_TOOLS, RESPONSES_TOOLS])
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools_are_as_if_there_were_no_others(dialect: ToolDialect, mode: str) -> None:
+    flat = dialect is RESPONSES_TOOLS
+
+    def use(names: str, choice: Any) -> Any:
+        tools = [{"type": "function", "name": n} if flat else function(n) for n in names]
+        return read_tools(TypedBody({"tools": tools, "tool_choice": choice}), HERMES, dialect)
+
+    one = use("fgh", allowed(dialect, mode, "h", "g"))
+    assert one == use("gh", mode)
+    assert (one.grammar is None) == (mode == "auto")
+    assert [tool["function"]["name"] for tool in one.tools] == ["g", "h"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [
+        (allowed(CHAT_TOOLS, "none", "f"), "tool_choice.allowed_tools.mode"),
+        (allowed(CHAT_TOOLS, [], "f"), "tool_choice.allowed_tools.mode"),
+        (allowed(CHAT_TOOLS, "auto"), "tool_choice.allowed_tools.tools"),
+        (allowed(CHAT_TOOLS, "auto", *["f"] * 129), "tool_choice.allowed_tools.tools"),
+        (allowed(CHAT_TOOLS, "auto", "g"), "tool_choice"),
+        (allowed(CHAT_TOOLS, "auto", "f", more=1), "tool_choice.allowed_tools.more"),
+        (allowed(CHAT_TOOLS, "auto", "f") | {"mode": "auto"}, "tool_choice.mode"),
+        ({"type": "allowed_tools"}, "tool_choice.allowed_tools"),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": ["f"]}},
+            "tool_choice.allowed_tools.tools[0].type",
+        ),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [function("f", strict=True)]},
+            },
+            "tool_choice.allowed_tools.tools[0].function.strict",
+        ),
+    ],
+)
+def test_senseless_allowed_tools(choice: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        read(tools=[function()], tool_choice=choice)
+    assert caught.value.param == param
+
+
+FORMAT = {"response_format": {"type": "json_object"}}
+
+
+def test_beside_a_structure_an_answer_is_of_it_or_a_call() -> None:
+    structure = read_grammar(TypedBody(FORMAT))
+    use = read(tools=[function("f"), function("g")], **FORMAT)
+    calls = read(tools=[function("f"), function("g")], tool_choice="required").grammar.text
+    assert use.grammar == replace(structure, calls=calls)
+    one = read(tools=[function()], parallel_tool_calls=False, **FORMAT)
+    assert one.grammar.calls == HERMES.grammar([{"name": "f"}], parallel=False)
+    chosen = {"type": "function", "function": {"name": "f"}}
+    for choice in ("required", chosen):
+        bound = {"tools": [function()], "tool_choice": choice}
+        assert read(**bound, **FORMAT) == read(**bound)
+    assert read(tools=[function()], tool_choice="none", **FORMAT) is None
+
+
+def test_a_structured_answer_and_a_call_over_http(play: Any) -> None:
+    """What the mask leaves the sampler is one of the two; both come of some seed."""
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
+              "additionalProperties": False}  # fmt: skip
+    parameters = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"],
+                  "additionalProperties": False}  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+
+    async def test(here: Served) -> None:
+        seen = set()
+        for seed in range(12):
+            body = {"tools": [function(parameters=parameters)], "response_format": form}
+            answer = await here.chat(**body, seed=seed, max_tokens=200)
+            (choice,) = answer.json()["choices"]
+            message = choice["message"]
+            seen.add(choice["finish_reason"])
+            if choice["finish_reason"] == "stop":
+                assert json.loads(message["content"])["ok"] in (True, False)
+            else:
+                calls = message["tool_calls"]
+                assert message["content"] is None
+                assert all(json.loads(c["function"]["arguments"])["n"] in (1, 2) for c in calls)
+        assert seen == {"stop", "tool_calls"}
+
+    play(test)
+
+
 ANSWER = 'Let me see.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
 def test_an_answer_is_a_message_and_its_deltas_add_up_to_it(smollm2_text: Any) -> None:
     form = AnswerForm(tokenizer=smollm2_text[1], tools=read(tools=[function()]))
-    message = _message(form.reader().read_text(ANSWER, (), is_last=True))
+    message = form.message(ANSWER, ())
     assert message["content"] == "Let me see.\n"
     (call,) = message["tool_calls"]
     assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}
@@ -101,7 +199,7 @@ def test_an_answer_is_a_message_and_its_deltas_add_up_to_it(smollm2_text: Any) -
     assert calls[0]["function"] == {"name": "f", "arguments": ""}
     assert "".join(c["function"]["arguments"] for c in calls) == '{"a": 1}'
     assert reader.num_calls == 1
-    assert _message(["No call."]) == {"content": "No call."}
+    assert answer_message(["No call."]) == {"role": "assistant", "content": "No call."}
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -16,7 +16,7 @@ GRAMMAR_KINDS = ("json_schema", "regex", "choice", "lark")
 MAX_GRAMMAR_CHARS = 1 << 16
 MAX_GRAMMAR_CHOICES = 1024
 
-GrammarIdentity = tuple[str, str, tuple[str, ...], tuple[str, ...]]
+GrammarIdentity = tuple[str, str, tuple[str, ...], tuple[str, ...], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,25 +26,27 @@ class Grammar:
     ``text`` is a JSON schema (as JSON), a regular expression that must match all of it, or a Lark
     grammar whose rule is ``start``; ``choices`` are the texts allowed by kind "choice".
     ``thoughts`` are the begin and the end of reasoning that may come before it, or must where the
-    begin is empty: then the prompt has it. ``field`` names the request field that asked, for error
-    messages, and is no part of the identity.
+    begin is empty: then the prompt has it. ``calls`` is a Lark grammar of what may stand in its
+    place. ``field`` names the request field that asked, for error messages, and is no part of the
+    identity.
     """
 
     kind: str
     text: str = ""
     choices: tuple[str, ...] = ()
     thoughts: tuple[str, ...] = ()
+    calls: str = ""
     field: str = "grammar"
 
     @property
     def identity(self) -> GrammarIdentity:
         """Equal for grammars that allow the same texts by the same words."""
-        return self.kind, self.text, self.choices, self.thoughts
+        return self.kind, self.text, self.choices, self.thoughts, self.calls
 
     @property
     def size(self) -> int:
         """Characters of its source."""
-        return len(self.text) + sum(map(len, self.choices))
+        return len(self.text) + sum(map(len, self.choices)) + len(self.calls)
 
 
 def validate_grammar(grammar: Grammar) -> None:

@@ -114,8 +114,9 @@ class GrammarCompiler:
 
 
 def _estimated_bytes(identity: GrammarIdentity) -> int:
-    _, text, choices, _ = identity
-    return _BYTES_PER_GRAMMAR + _BYTES_PER_CHAR * (len(text) + sum(map(len, choices)))
+    _, text, choices, _, calls = identity
+    num_chars = len(text) + sum(map(len, choices)) + len(calls)
+    return _BYTES_PER_GRAMMAR + _BYTES_PER_CHAR * num_chars
 
 
 def _one_line(text: str) -> str:

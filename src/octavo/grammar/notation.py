@@ -45,17 +45,27 @@ def _limits() -> LLParserLimits:
 
 
 def _source(grammar: Grammar) -> str:
-    """The grammar in llguidance's own notation, with what may be thought before it."""
+    """The grammar in llguidance's own notation, with what may stand before or for the answer."""
     answer = _answer(grammar)
-    if not grammar.thoughts:
+    if not (grammar.thoughts or grammar.calls):
         return answer
-    begin, end = grammar.thoughts
-    thought = "thought /[ \\n]{0,8}/"
-    start = f"({json.dumps(begin)} {thought})?" if begin else thought
-    head = f"start: {start} @answer\nthought[suffix={json.dumps(end)}]: /(?s:.*)/"
+    head = f"start: {_thoughts(grammar)} {'(@answer | @calls)' if grammar.calls else '@answer'}"
+    if grammar.thoughts:
+        head += f"\nthought[suffix={json.dumps(grammar.thoughts[1])}]: /(?s:.*)/"
     is_json = grammar.kind in ("json_schema", "regex")
     inner = json.loads(answer)["grammars"][0] if is_json else {"lark_grammar": answer}
-    return json.dumps({"grammars": [{"lark_grammar": head}, {**inner, "name": "answer"}]})
+    parts = [{"lark_grammar": head}, {**inner, "name": "answer"}]
+    if grammar.calls:
+        parts.append({"lark_grammar": grammar.calls, "name": "calls"})
+    return json.dumps({"grammars": parts})
+
+
+def _thoughts(grammar: Grammar) -> str:
+    if not grammar.thoughts:
+        return ""
+    begin = grammar.thoughts[0]
+    thought = "thought /[ \\n]{0,8}/"
+    return f"({json.dumps(begin)} {thought})?" if begin else thought
 
 
 def _answer(grammar: Grammar) -> str:

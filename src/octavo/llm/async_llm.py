@@ -34,7 +34,9 @@ from octavo.llm.requests import (
     RequestMaker,
     Service,
     ServiceOptions,
+    ToolChoice,
 )
+from octavo.text.tool_formats import Tool
 
 
 class AsyncLLM:
@@ -100,11 +102,16 @@ class AsyncLLM:
         sampling: SamplingParams | None = None,
         *,
         options: ChatOptions | None = None,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: ToolChoice | None = None,
         **service: Unpack[ServiceOptions],
     ) -> list[Completion]:
         """Answer a conversation; see ``LLM.chat``."""
-        prompt = self._make.conversation(messages, options or ChatOptions())
-        return await self.generate([prompt], sampling, **service)
+        requests, form = self._make.chat(
+            messages, sampling, Service(**service),
+            options=options, tools=tools, tool_choice=tool_choice,
+        )  # fmt: skip
+        return [done for each in await self._gather(requests) for done in each.completions(form)]
 
     def stream(
         self,
@@ -129,8 +136,9 @@ class AsyncLLM:
         **service: Unpack[ServiceOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """An asynchronous generator of an answer's deltas; see ``LLM.stream_chat``."""
-        prompt = self._make.conversation(messages, options or ChatOptions())
-        return self.stream(prompt, sampling, **service)
+        requests, _ = self._make.chat(messages, sampling, Service(**service), options=options)
+        refuse_stream(requests[0].sampling)
+        return self._run(requests)
 
     async def embed(
         self,

@@ -33,7 +33,9 @@ from octavo.llm.requests import (
     RequestMaker,
     Service,
     ServiceOptions,
+    ToolChoice,
 )
+from octavo.text.tool_formats import Tool
 
 _MODEL_OPTIONS = {option.name for option in fields(ModelConfig)} - {"model"}
 
@@ -115,17 +117,26 @@ class LLM:
         sampling: SamplingParams | None = None,
         *,
         options: ChatOptions | None = None,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: ToolChoice | None = None,
         **service: Unpack[ServiceOptions],
     ) -> list[Completion]:
         """Answer a conversation by the model's chat template: one completion per branch.
 
-        ``options`` say how the template ends it; the rest is as for ``generate``.
+        ``options`` say how the template ends it. ``tools`` are functions that the answer may call,
+        {"type": "function", "function": {"name", "description", "parameters"}}, and ``tool_choice``
+        is "none", "auto" (the default), "required", {"type": "function", "function": {"name"}} or
+        allowed tools, as over HTTP; beside a grammar, an answer is of that grammar or a call. What
+        was called stands in ``Completion.message``. The rest is as for ``generate``.
 
         Raises:
             InvalidRequestError: also where the template does not take the conversation.
         """
-        prompt = self._make.conversation(messages, options or ChatOptions())
-        return self.generate([prompt], sampling, **service)
+        requests, form = self._make.chat(
+            messages, sampling, Service(**service),
+            options=options, tools=tools, tool_choice=tool_choice,
+        )  # fmt: skip
+        return [done for each in self._gather(requests) for done in each.completions(form)]
 
     def stream(
         self,
@@ -153,8 +164,9 @@ class LLM:
         **service: Unpack[ServiceOptions],
     ) -> Generator[RequestOutput, None, None]:
         """Answer a conversation as ``stream`` completes a prompt; ``options`` as for ``chat``."""
-        prompt = self._make.conversation(messages, options or ChatOptions())
-        return self.stream(prompt, sampling, **service)
+        requests, _ = self._make.chat(messages, sampling, Service(**service), options=options)
+        refuse_stream(requests[0].sampling)
+        return self._run(requests)
 
     def embed(
         self,

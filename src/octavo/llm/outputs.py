@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from octavo.core.request import FinishReason, Request, TokenLogprobs
 from octavo.frontend import RequestOutput
+from octavo.frontend.answer import AnswerForm
 from octavo.frontend.readings import LabelScore, Reading, similarity
 
 
@@ -18,6 +20,8 @@ class Completion:
     ``stop_reason`` is the stop string or stop token id that ended it, where one did;
     ``cached_tokens`` of the prompt were read from the prefix cache. ``prompt_logprobs``, where
     asked for, has one entry per token of the prompt but its first; the first branch holds it.
+    ``message`` is a chat's answer as the conversation goes on from it: ``content``, and what there
+    is of ``reasoning_content`` and ``tool_calls``; ``text`` is all of it as the model wrote it.
     """
 
     text: str
@@ -29,6 +33,7 @@ class Completion:
     prompt_token_ids: tuple[int, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     cached_tokens: int = 0
+    message: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +56,8 @@ class Gathered:
         """Take an output in."""
         self._reading.add(output)
 
-    def completions(self) -> list[Completion]:
-        """One per branch, in order."""
+    def completions(self, form: AnswerForm | None = None) -> list[Completion]:
+        """One per branch, in order; ``form`` says how to read a chat's answer."""
         return [
             Completion(
                 text=delta.text,
@@ -64,6 +69,7 @@ class Gathered:
                 branch=branch,
                 prompt_token_ids=self._request.prompt_token_ids,
                 cached_tokens=self._reading.cached_tokens,
+                message=None if form is None else form.message(delta.text, delta.token_ids),
             )
             for branch, delta in sorted(self._reading.branches.items())
         ]

@@ -15,13 +15,20 @@ from octavo.core.probe import Probe
 from octavo.core.request import Request, validate_priority
 from octavo.core.sampling_params import SamplingParams, validate_sampling_params
 from octavo.errors import ContextLengthError, InvalidRequestError
+from octavo.frontend.answer import AnswerForm
+from octavo.frontend.conversation import Conversation, settle
 from octavo.frontend.model_defaults import model_defaults
+from octavo.frontend.tools import CHAT_TOOLS, choose_tools
 from octavo.text import read_messages
+from octavo.text.members import wrong
+from octavo.text.tool_formats import Tool
 from octavo.weights import open_model
 from octavo.worker import LoadedModel
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+# As in a chat over HTTP: a word, or an object.
+ToolChoice = str | Mapping[str, Any]
 # A question and its labels.
 Question = tuple[str, Sequence[str]]
 
@@ -45,16 +52,20 @@ class Service:
     def __post_init__(self) -> None:
         validate_priority(self.priority)
         if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
-            raise InvalidRequestError("timeout_s must be over 0", param="timeout_s")
+            raise wrong("timeout_s", "must be over 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """How the model's template ends a conversation, and what it reads by name; see ``LLM.chat``."""
+    """How the model's template ends a conversation, and what it reads by name; see ``LLM.chat``.
+
+    Without ``parallel_tool_calls`` an answer makes at most one call; later ones stay text.
+    """
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_variables: Mapping[str, object] = field(default_factory=dict)
+    parallel_tool_calls: bool = True
 
 
 class RequestMaker:
@@ -89,16 +100,38 @@ class RequestMaker:
             )
         return [self._request(*pair, service=service) for pair in zip(items, params, strict=True)]
 
-    def conversation(self, messages: Sequence[Message], options: ChatOptions) -> list[int]:
-        """The token ids of a conversation by the model's chat template."""
-        return self._model.chat_template.encode(
-            messages,
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams | None,
+        service: Service,
+        *,
+        options: ChatOptions | None = None,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: ToolChoice | None = None,
+    ) -> tuple[list[Request], AnswerForm]:
+        """The request that answers a conversation, and how to read its answers."""
+        options, sampling = options or ChatOptions(), sampling or self.default_sampling
+        template = self._model.chat_template
+        conversation = Conversation(
+            messages=read_messages(messages),
             add_generation_prompt=(
                 options.add_generation_prompt and not options.continue_final_message
             ),
             continue_final=options.continue_final_message,
             variables=options.template_variables,
+            tools=choose_tools(
+                None if tools is None else list(tools),
+                tool_choice,
+                CHAT_TOOLS,
+                family=template.tool_format,
+                parallel=options.parallel_tool_calls,
+                structure=sampling.grammar,
+            ),
         )
+        ids = conversation.encode(template)
+        sampling, form = settle(sampling, conversation.answer_form(template, ids))
+        return [self._request(ids, sampling, service=service)], form
 
     def embeddings(
         self, texts: Prompt | Sequence[Prompt], dimensions: int | None, service: Service
@@ -106,9 +139,7 @@ class RequestMaker:
         """One probe of the hidden state per text."""
         most = self._model.spec.hidden_size
         if dimensions is not None and not 1 <= dimensions <= most:
-            raise InvalidRequestError(
-                f"dimensions must be between 1 and {most}, the model's", param="dimensions"
-            )
+            raise wrong("dimensions", f"must be between 1 and {most}, the model's")
         probe = Probe(hidden=True)
         return [
             self._request(text, probe.sampling, service=service, probe=probe)
@@ -143,7 +174,7 @@ class RequestMaker:
 
     def _labels(self, labels: Sequence[str]) -> Probe:
         if isinstance(labels, str) or not labels:
-            raise InvalidRequestError("labels must be a list of texts, not empty", param="labels")
+            raise wrong("labels", "must be a list of texts, not empty")
         encode = self._model.tokenizer.encode
         return Probe(
             labels=tuple(tuple(encode(label, add_special_tokens=False)) for label in labels)
@@ -224,4 +255,4 @@ def _ids(prompt: object) -> tuple[int, ...]:
             raise TypeError
         return tuple(index(token) for token in prompt)
     except TypeError:
-        raise InvalidRequestError("prompt token ids must be integers", param="prompt") from None
+        raise wrong("prompt", "token ids must be integers") from None

@@ -8,8 +8,8 @@ from typing import Protocol, TypeVar
 
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams, refuse_stream
-from octavo.errors import InvalidRequestError, OctavoError
-from octavo.server.answer import AnswerForm
+from octavo.errors import OctavoError
+from octavo.frontend.answer import AnswerForm
 from octavo.server.dialects import OPENAI
 from octavo.server.generation import Choice, Generation, collect
 from octavo.server.json_body import parse_json_object
@@ -18,7 +18,7 @@ from octavo.server.service import read_service
 from octavo.server.sse import DONE, PING, Framing, event, send_events
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody
-from octavo.text.members import refuse_others
+from octavo.text.members import refuse_others, wrong
 
 _Result = TypeVar("_Result")
 
@@ -135,6 +135,6 @@ def read_stream_options(body: TypedBody) -> tuple[bool, bool]:
     stream = body.boolean("stream")
     options = body.mapping("stream_options")
     if options and not stream:
-        raise InvalidRequestError("stream_options needs stream: true", param="stream_options")
+        raise wrong("stream_options", "needs stream: true")
     refuse_others(options, ("include_usage",), "stream_options")
     return stream, TypedBody(options).boolean("include_usage")

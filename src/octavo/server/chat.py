@@ -8,9 +8,10 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 
 from octavo.core.request import TokenLogprobs
 from octavo.frontend import BranchDelta, RequestOutput
-from octavo.server.answer import Parts, Piece, new_id
+from octavo.frontend.answer import Piece, answer_message, new_id
+from octavo.frontend.conversation import settle
 from octavo.server.call import Call, OpenAIFraming, answer, read_call, read_stream_options
-from octavo.server.conversation import chat_conversation, settle
+from octavo.server.conversation import chat_conversation
 from octavo.server.endpoints import Endpoint
 from octavo.server.engine_request import engine_request
 from octavo.server.field_check import check_fields
@@ -119,7 +120,7 @@ class _Writer(OpenAIFraming):
         pieces = self._readers[index].read_text(
             "".join(choice.text), choice.token_ids, is_last=True
         )
-        message = {"role": "assistant", **_message(pieces), "refusal": None}
+        message = {**answer_message(pieces), "refusal": None}
         return {
             **({"token_ids": choice.token_ids} if self._call.shows_ids else {}),
             "index": index,
@@ -201,24 +202,3 @@ def _delta(piece: Piece) -> dict[str, object]:
     else:
         call["function"] = {"arguments": piece.arguments}
     return {"tool_calls": [call]}
-
-
-def _message(pieces: Sequence[Piece]) -> dict[str, object]:
-    """A whole answer: ``content``, and what there is of ``reasoning_content``, ``tool_calls``."""
-    parts = Parts()
-    for piece in pieces:
-        parts.add(piece)
-    text, reasoning, calls = parts.joined("text"), parts.joined("reasoning"), parts.calls
-    message: dict[str, object] = {"content": text or (None if calls else "")}
-    if reasoning:
-        message["reasoning_content"] = reasoning
-    if calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.text},
-            }
-            for call in calls
-        ]
-    return message

@@ -28,6 +28,7 @@ from octavo.server.sampling_fields import COMPLETIONS_MAX_TOKENS, sampling_from_
 from octavo.server.sse import END_OF_EVENT, event
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody
+from octavo.text.members import wrong
 
 
 async def completions(state: ServerState, http: Exchange) -> None:
@@ -54,10 +55,7 @@ def parse_completion(state: ServerState, values: dict[str, object]) -> Call:
     asked = sampling.prompt_logprobs
     echoes_logprobs = echo and sampling.logprobs is not None
     if echoes_logprobs and sampling.use_beam_search:
-        raise InvalidRequestError(
-            "echo with logprobs cannot be combined with use_beam_search; leave one out",
-            param="echo",
-        )
+        raise wrong("echo", "with logprobs cannot be combined with use_beam_search; leave one out")
     if echoes_logprobs:
         both = max(asked or 0, sampling.logprobs or 0)
         sampling = replace(sampling, prompt_logprobs=both)

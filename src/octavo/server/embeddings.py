@@ -26,6 +26,7 @@ from octavo.server.prompts import MAX_PROMPTS, read_prompts
 from octavo.server.replies import Exchange, ignored_header, send_json
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody
+from octavo.text.members import wrong
 
 _HIDDEN = Probe(hidden=True)
 
@@ -52,10 +53,7 @@ async def embeddings(state: ServerState, http: Exchange) -> None:
     dimensions = call.dimensions
     vectors = [reading.embedding(dimensions) for reading in answer.readings]
     if dimensions is not None and len(vectors[0]) < dimensions:
-        raise InvalidRequestError(
-            f"dimensions is {dimensions}; the model's vectors have {len(vectors[0])}",
-            param="dimensions",
-        )
+        raise wrong("dimensions", f"is {dimensions}; the model's vectors have {len(vectors[0])}")
     data = [
         {"object": "embedding", "index": index, "embedding": _shown(vector, call.as_base64)}
         for index, vector in enumerate(vectors)
@@ -94,12 +92,10 @@ def _parse_embeddings(state: ServerState, values: dict[str, object]) -> _Embeddi
     model = state.check_model(body.string("model"))
     encoding = body.string("encoding_format")
     if encoding not in (None, "float", "base64"):
-        raise InvalidRequestError(
-            "encoding_format must be float or base64", param="encoding_format"
-        )
+        raise wrong("encoding_format", "must be float or base64")
     dimensions = body.integer("dimensions")
     if dimensions is not None and dimensions < 1:
-        raise InvalidRequestError("dimensions must be 1 or more", param="dimensions")
+        raise wrong("dimensions", "must be 1 or more")
     return _Embeddings(
         requests=_requests(state, body, "input"),
         model=model,
@@ -117,10 +113,10 @@ def _parse_score(state: ServerState, values: dict[str, object]) -> _Score:
     model = state.check_model(body.string("model"))
     first, second = (_requests(state, body, name) for name in ("text_1", "text_2"))
     if len(first) not in (1, len(second)):
-        raise InvalidRequestError(
-            f"text_1 has {len(first)} entries and text_2 {len(second)}; send one text_1 for all, "
+        raise wrong(
+            "text_1",
+            f"has {len(first)} entries and text_2 {len(second)}; send one text_1 for all, "
             "or as many as text_2",
-            param="text_1",
         )
     if (count := len(first) + len(second)) > MAX_PROMPTS:
         raise InvalidRequestError(

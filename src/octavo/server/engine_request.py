@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from octavo.core.probe import Probe
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import ContextLengthError, InvalidRequestError
+from octavo.errors import ContextLengthError
 from octavo.server.request_shapes import MAX_SALT_CHARS
 from octavo.server.sampling_fields import fit_max_tokens
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody
+from octavo.text.members import wrong
 
 
 def engine_request(
@@ -76,9 +77,7 @@ def _truncated(body: TypedBody, token_ids: Sequence[int]) -> Sequence[int]:
     if kept is None:
         return token_ids
     if kept < 1:
-        raise InvalidRequestError(
-            "truncate_prompt_tokens must be 1 or more", param="truncate_prompt_tokens"
-        )
+        raise wrong("truncate_prompt_tokens", "must be 1 or more")
     return token_ids[-kept:]
 
 
@@ -86,7 +85,5 @@ def _salt(body: TypedBody) -> str:
     """Prompts of another salt share no cached prefix with this one."""
     salt = body.string("cache_salt")
     if salt is not None and not 0 < len(salt) <= MAX_SALT_CHARS:
-        raise InvalidRequestError(
-            f"cache_salt must have 1 to {MAX_SALT_CHARS} characters", param="cache_salt"
-        )
+        raise wrong("cache_salt", f"must have 1 to {MAX_SALT_CHARS} characters")
     return salt or ""

@@ -324,12 +324,13 @@ FIELDS = (
     _honoured(
         "tools", shapes.CHAT_TOOLS,
         "at most 128 functions; a model whose template knows no tools is told of them in the "
-        "system's text; not with a structure of the answer unless tool_choice is none", at=TEMPLATE,
+        "system's text; beside a structure of the answer, it is of that structure or a call",
+        at=TEMPLATE,
     ),
     _honoured(
         "tool_choice", shapes.CHAT_CHOICE,
         "none (the model is told of no function), auto, required, or a function by name, which "
-        "binds the answer", at=TEMPLATE,
+        "binds the answer; allowed_tools: as if there were no others", at=TEMPLATE,
     ),
     _honoured(
         "parallel_tool_calls", BOOLEAN, "false: at most one call; later ones stay text",
@@ -352,7 +353,8 @@ FIELDS = (
     ),
     _honoured(
         "tool_choice", shapes.RESPONSES_CHOICE,
-        "none, auto, required, or type function with a name, which binds the answer", at=INPUT,
+        "none, auto, required, or type function with a name, which binds the answer; "
+        "allowed_tools: as in chat", at=INPUT,
     ),
     _honoured(
         "parallel_tool_calls", BOOLEAN, "false: at most one call; later ones stay text", at=INPUT,

@@ -17,11 +17,11 @@ from dataclasses import replace
 
 from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import InvalidRequestError, OctavoError
+from octavo.errors import OctavoError
 from octavo.frontend import BranchDelta, RequestOutput, Usage
-from octavo.server.answer import Part, Parts, json_object
+from octavo.frontend.answer import Part, Parts, json_object
+from octavo.frontend.conversation import settle
 from octavo.server.call import Call, answer, read_call, read_values
-from octavo.server.conversation import settle
 from octavo.server.dialects import ANTHROPIC
 from octavo.server.endpoints import Endpoint
 from octavo.server.engine_request import engine_request
@@ -34,6 +34,7 @@ from octavo.server.sse import named_event
 from octavo.server.state import ServerState
 from octavo.server.structured import read_grammar
 from octavo.server.typed_body import TypedBody
+from octavo.text.members import wrong
 
 
 async def messages(state: ServerState, http: Exchange) -> None:
@@ -72,9 +73,7 @@ def parse_message(state: ServerState, values: dict[str, object]) -> Call:
         body, Endpoint.MESSAGES, defaults=state.defaults, vocab_size=state.tokenizer.vocab_size
     )
     if sampling.max_tokens is None:
-        raise InvalidRequestError(
-            "max_tokens is required: the most tokens to generate, 1 or more", param="max_tokens"
-        )
+        raise wrong("max_tokens", "is required: the most tokens to generate, 1 or more")
     template = state.template()
     conversation, dropped = read_conversation(body, template)
     token_ids = conversation.encode(template)

@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from octavo.errors import InvalidRequestError
-from octavo.server.conversation import Conversation
+from octavo.frontend.conversation import Conversation
+from octavo.frontend.tools import MESSAGES_TOOLS
+from octavo.server.conversation import read_tools
 from octavo.server.prompts import check_message_count
 from octavo.server.reasoning_effort import effort_variables, read_effort
-from octavo.server.tools import MESSAGES_TOOLS, read_tools
 from octavo.server.typed_body import TypedBody
 from octavo.text import ChatTemplate, Message
-from octavo.text.members import refuse_others
+from octavo.text.members import refuse_others, wrong
 
 ROLES = ("user", "assistant", "system")
 # Changes with every request of some clients, and would part prompts that are otherwise the same.
@@ -38,7 +39,7 @@ def read_conversation(body: TypedBody, template: ChatTemplate) -> tuple[Conversa
         found.append({"role": "system", "content": text})
     entries = body.raw("messages")
     if not isinstance(entries, list) or not entries:
-        raise InvalidRequestError("messages must be a non-empty list", param="messages")
+        raise wrong("messages", "must be a non-empty list")
     check_message_count(entries, "messages")
     for i, entry in enumerate(entries):
         found += _messages(entry, f"messages[{i}]", dropped)
@@ -74,12 +75,10 @@ def _is_billing(block: object) -> bool:
 
 def _messages(entry: object, where: str, dropped: list[str]) -> list[Message]:
     if not isinstance(entry, Mapping):
-        raise InvalidRequestError(f"{where} must be an object", param=where)
+        raise wrong(where, "must be an object")
     role = entry.get("role")
     if role not in ROLES:
-        raise InvalidRequestError(
-            f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role"
-        )
+        raise wrong(f"{where}.role", f"must be one of {', '.join(ROLES)}")
     refuse_others(entry, ("role", "content"), where)
     content, where = entry.get("content"), f"{where}.content"
     if isinstance(content, str):
@@ -107,9 +106,7 @@ def _add_block(found: list[Message], role: str, part: Message) -> None:
 
 def _list(content: object, where: str) -> list[object]:
     if not isinstance(content, list) or not content:
-        raise InvalidRequestError(
-            f"{where} must be a string or a non-empty list of blocks", param=where
-        )
+        raise wrong(where, "must be a string or a non-empty list of blocks")
     return content
 
 
@@ -131,7 +128,7 @@ def _read_block(block: object, role: str, where: str, *, dropped: list[str]) -> 
     kind = block.get("type") if isinstance(block, Mapping) else None
     if not isinstance(block, Mapping) or not isinstance(kind, str) or kind not in _BLOCKS[role]:
         allowed = " or ".join(_BLOCKS[role])
-        raise InvalidRequestError(f"{where} must be a block of type {allowed}", param=where)
+        raise wrong(where, f"must be a block of type {allowed}")
     read, known = _BLOCKS[role][kind]
     refuse_others(block, known | {"cache_control"}, where, unless_empty=True)
     dropped += {"cache_control"} & block.keys()
@@ -148,7 +145,7 @@ def _thinking(block: Block, where: str, _dropped: list[str]) -> Message:
 
 def _tool_use(block: Block, where: str, _dropped: list[str]) -> Message:
     if not isinstance(block.get("input"), dict):
-        raise InvalidRequestError(f"{where}.input must be an object", param=f"{where}.input")
+        raise wrong(f"{where}.input", "must be an object")
     function = {"name": _string(block, "name", where), "arguments": block["input"]}
     call = {"id": _string(block, "id", where), "type": "function", "function": function}
     return {"tool_calls": call}
@@ -169,7 +166,7 @@ def _tool_result(block: Block, where: str, dropped: list[str]) -> Message:
 def _string(block: Block, key: str, where: str) -> str:
     value = block.get(key)
     if not isinstance(value, str):
-        raise InvalidRequestError(f"{where}.{key} must be a string", param=f"{where}.{key}")
+        raise wrong(f"{where}.{key}", "must be a string")
     return value
 
 

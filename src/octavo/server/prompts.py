@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from octavo.errors import InvalidRequestError
 from octavo.server.typed_body import TypedBody, is_integer
 from octavo.text import Message, read_messages
+from octavo.text.members import wrong
 
 MAX_MESSAGES = 4096
 MAX_PROMPTS = 128
@@ -33,9 +34,7 @@ def check_message_count(messages: Sequence[object], name: str) -> None:
         InvalidRequestError: naming the field ``name`` and the limit.
     """
     if len(messages) > MAX_MESSAGES:
-        raise InvalidRequestError(
-            f"{name} has {len(messages)} entries; the limit is {MAX_MESSAGES}", param=name
-        )
+        raise wrong(name, f"has {len(messages)} entries; the limit is {MAX_MESSAGES}")
 
 
 def read_prompts(
@@ -50,16 +49,11 @@ def read_prompts(
     if isinstance(prompt, str):
         return [_checked_text(prompt, name)]
     if not isinstance(prompt, list) or not prompt:
-        raise InvalidRequestError(
-            f"{name} must be a text, a list of texts, token ids or a list of token id lists",
-            param=name,
-        )
+        raise wrong(name, "must be a text, a list of texts, token ids or a list of token id lists")
     if isinstance(prompt[0], (int, float)):
         return [_checked_ids(prompt, vocab_size, name)]
     if len(prompt) > MAX_PROMPTS:
-        raise InvalidRequestError(
-            f"{name} has {len(prompt)} entries; the limit is {MAX_PROMPTS}", param=name
-        )
+        raise wrong(name, f"has {len(prompt)} entries; the limit is {MAX_PROMPTS}")
     return [
         _checked_text(item, name) if isinstance(item, str) else _checked_ids(item, vocab_size, name)
         for item in prompt

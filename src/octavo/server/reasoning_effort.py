@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from octavo.errors import InvalidRequestError
 from octavo.server.typed_body import TypedBody
 from octavo.text import ChatTemplate
-from octavo.text.members import refuse_others
+from octavo.text.members import refuse_others, wrong
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # Template variables that are true for a model that is to reason.
@@ -75,9 +74,7 @@ def _thinking(thinking: Mapping[str, object], config: Mapping[str, object]) -> E
     refuse_others(thinking, ("type", "budget_tokens", "display"), "thinking")
     kind = thinking.get("type")
     if kind not in ("enabled", "adaptive", "disabled"):
-        raise InvalidRequestError(
-            "thinking.type must be enabled, adaptive or disabled", param="thinking.type"
-        )
+        raise wrong("thinking.type", "must be enabled, adaptive or disabled")
     budget = TypedBody({"thinking.budget_tokens": thinking.get("budget_tokens")})
     budget.integer("thinking.budget_tokens")
     asked = [name for name in ("budget_tokens", "display") if thinking.get(name) is not None]
@@ -91,5 +88,5 @@ def _thinking(thinking: Mapping[str, object], config: Mapping[str, object]) -> E
 
 def _level(value: object, name: str) -> str | None:
     if value is not None and value not in EFFORTS:
-        raise InvalidRequestError(f"{name} must be one of {', '.join(EFFORTS)}", param=name)
+        raise wrong(name, f"must be one of {', '.join(EFFORTS)}")
     return None if value is None else str(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from octavo.core import sampling_params as limits
 from octavo.core.grammar import MAX_GRAMMAR_CHARS, MAX_GRAMMAR_CHOICES
 from octavo.core.probe import MAX_LABELS
+from octavo.frontend.tools import MAX_TOOLS
 from octavo.server.prompts import MAX_MESSAGES, MAX_PROMPT_IDS, MAX_PROMPTS
 from octavo.server.reasoning_effort import EFFORTS
 from octavo.server.shapes import (
@@ -27,7 +28,6 @@ from octavo.server.shapes import (
     text,
     word,
 )
-from octavo.server.tools import MAX_TOOLS
 from octavo.text.messages import MAX_CALLS, MAX_NAME_CHARS
 
 MAX_METADATA = 16
@@ -170,14 +170,26 @@ MESSAGES_TOOLS = listing(
     ), high=MAX_TOOLS,
 )  # fmt: skip
 _MODE = word("none", "auto", "required")
+_CHAT_NAMED = record({"type": word("function"), "function": record({"name": _FUNCTION_NAME})})
+_NAMED = record({"type": word("function"), "name": _FUNCTION_NAME})
+
+
+def _allowed(named: Shape) -> dict[str, Shape]:
+    return {"mode": word("auto", "required"), "tools": listing(named, 1, MAX_TOOLS)}
+
+
 CHAT_CHOICE = either(
-    _MODE, record({"type": word("function"), "function": record({"name": text()})})
+    _MODE, _CHAT_NAMED,
+    record({"type": word("allowed_tools"), "allowed_tools": record(_allowed(_CHAT_NAMED))}),
+)  # fmt: skip
+RESPONSES_CHOICE = either(
+    _MODE, _NAMED, record({"type": word("allowed_tools"), **_allowed(_NAMED)})
 )
-RESPONSES_CHOICE = either(_MODE, record({"type": word("function"), "name": text()}))
 MESSAGES_CHOICE = either(
     record({"type": word("none", "auto", "any")}, {"disable_parallel_tool_use": optional(BOOLEAN)}),
     record(
-        {"type": word("tool"), "name": text()}, {"disable_parallel_tool_use": optional(BOOLEAN)}
+        {"type": word("tool"), "name": _FUNCTION_NAME},
+        {"disable_parallel_tool_use": optional(BOOLEAN)},
     ),
 )
 

@@ -32,7 +32,7 @@ from octavo.server.responses_input import (
 from octavo.server.responses_writer import ResponseWriter
 from octavo.server.sse import PING, named_event, send_events
 from octavo.server.state import ServerState
-from octavo.text.members import shown_name
+from octavo.text.members import shown_name, wrong
 
 MAX_EVENTS = 1 << 24
 MAX_PAGE = 100
@@ -84,7 +84,7 @@ async def get_input_items(state: ServerState, http: Exchange) -> None:
     ids = [item["id"] for item in items]
     after = query.text("after", "")
     if after and after not in ids:
-        raise InvalidRequestError("after names no item of this response", param="after")
+        raise wrong("after", "names no item of this response")
     start = ids.index(after) + 1 if after else 0
     page = items[start : start + limit]
     await send_json(
@@ -260,5 +260,5 @@ class _Query:
             return default
         low, high = bounds
         if not re.fullmatch(r"-?[0-9]{1,9}", text) or not low <= int(text) <= high:
-            raise InvalidRequestError(f"{name} must be between {low} and {high}", param=name)
+            raise wrong(name, f"must be between {low} and {high}")
         return int(text)

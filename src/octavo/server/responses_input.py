@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from octavo.errors import InvalidRequestError, ResponseNotFoundError
-from octavo.server.answer import json_object
+from octavo.frontend.answer import json_object
+from octavo.frontend.conversation import Conversation, settle
+from octavo.frontend.tools import RESPONSES_TOOLS
 from octavo.server.call import Call
-from octavo.server.conversation import Conversation, settle
+from octavo.server.conversation import read_tools
 from octavo.server.dialects import RESPONSES
 from octavo.server.endpoints import Endpoint
 from octavo.server.engine_request import engine_request
@@ -24,10 +26,9 @@ from octavo.server.request_shapes import (
 )
 from octavo.server.sampling_fields import sampling_from_body
 from octavo.server.state import ServerState
-from octavo.server.tools import RESPONSES_TOOLS, read_tools
 from octavo.server.typed_body import TypedBody
 from octavo.text import Message
-from octavo.text.members import refuse_others, shown_name
+from octavo.text.members import refuse_others, shown_name, wrong
 
 ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
@@ -64,9 +65,7 @@ def parse_response(state: ServerState, values: dict[str, object], owner: str) ->
     stream, background = body.boolean("stream"), body.boolean("background")
     store = body.boolean_or("store", True)
     if background and not store:
-        raise InvalidRequestError(
-            "background needs store: true; poll the stored response", param="background"
-        )
+        raise wrong("background", "needs store: true; poll the stored response")
     _check_includes(body)
     sampling = sampling_from_body(
         body, Endpoint.RESPONSES, defaults=state.defaults, vocab_size=state.tokenizer.vocab_size
@@ -177,7 +176,7 @@ def _input(body: TypedBody) -> list[Message]:
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     if not isinstance(items, list) or not items:
-        raise InvalidRequestError("input must be a text or a non-empty list", param="input")
+        raise wrong("input", "must be a text or a non-empty list")
     found: list[Message] = []
     for i, item in enumerate(items):
         _add_item(found, item, f"input[{i}]")
@@ -187,7 +186,7 @@ def _input(body: TypedBody) -> list[Message]:
 def _add_item(found: list[Message], item: object, where: str) -> None:
     """Add an item: what an assistant thinks, says and calls in a row is one message."""
     if not isinstance(item, Mapping):
-        raise InvalidRequestError(f"{where} must be an object", param=where)
+        raise wrong(where, "must be an object")
     kind = item.get("type", "message")
     read = _ITEMS.get(kind) if isinstance(kind, str) else None
     if read is None:
@@ -213,9 +212,7 @@ def _only_thinks(message: Message) -> bool:
 def _message(item: Mapping[str, Any], where: str) -> Message:
     role = item.get("role")
     if role not in ROLES:
-        raise InvalidRequestError(
-            f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role"
-        )
+        raise wrong(f"{where}.role", f"must be one of {', '.join(ROLES)}")
     refuse_others(item, _LABELS, where, unless_empty=True)
     return {"role": role, "content": _content(item.get("content"), f"{where}.content")}
 
@@ -233,7 +230,7 @@ def _call(item: Mapping[str, Any], where: str) -> Message:
     texts = {key: _string(item, key, where) for key in ("call_id", "name", "arguments")}
     if json_object(texts["arguments"]) is None:
         param = f"{where}.arguments"
-        raise InvalidRequestError(f"{param} must be a JSON object as a string", param=param)
+        raise wrong(param, "must be a JSON object as a string")
     function = {"name": texts["name"], "arguments": texts["arguments"]}
     call = {"id": texts["call_id"], "type": "function", "function": function}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -249,9 +246,7 @@ def _result(item: Mapping[str, Any], where: str) -> Message:
 def _string(item: Mapping[str, Any], key: str, where: str) -> str:
     value = item.get(key)
     if not isinstance(value, str) or not value:
-        raise InvalidRequestError(
-            f"{where}.{key} must be a non-empty string", param=f"{where}.{key}"
-        )
+        raise wrong(f"{where}.{key}", "must be a non-empty string")
     return value
 
 
@@ -267,18 +262,16 @@ def _content(content: object, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
-        raise InvalidRequestError(
-            f"{where} must be a text or a non-empty list of text parts", param=where
-        )
+        raise wrong(where, "must be a text or a non-empty list of text parts")
     return "\n".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
 
 
 def _part(part: object, where: str) -> str:
     if not isinstance(part, Mapping) or part.get("type") not in _TEXT_PARTS:
-        raise InvalidRequestError(f"{where} must be a text part; only text is read", param=where)
+        raise wrong(where, "must be a text part; only text is read")
     text = part.get("text")
     if not isinstance(text, str):
-        raise InvalidRequestError(f"{where}.text must be a string", param=f"{where}.text")
+        raise wrong(f"{where}.text", "must be a string")
     refuse_others(part, _PART_LABELS, where, unless_empty=True)
     return text
 
@@ -326,9 +319,7 @@ def _shown_reasoning(reasoning: Mapping[str, object]) -> dict[str, object] | Non
 def _metadata(body: TypedBody) -> dict[str, object]:
     labels = body.mapping("metadata")
     if len(labels) > MAX_METADATA or not all(isinstance(one, str) for one in labels.values()):
-        raise InvalidRequestError(
-            f"metadata must be an object of at most {MAX_METADATA} strings", param="metadata"
-        )
+        raise wrong("metadata", f"must be an object of at most {MAX_METADATA} strings")
     return labels
 
 

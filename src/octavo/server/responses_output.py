@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from octavo.core.request import TokenLogprobs
 from octavo.frontend import BranchDelta
-from octavo.server.answer import AnswerForm, Part, Parts, json_object, new_id
+from octavo.frontend.answer import AnswerForm, Part, Parts, json_object, new_id
 from octavo.server.rendering import chat_logprobs
 from octavo.text import Message
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from octavo.core.request import FinishReason
 from octavo.errors import OctavoError
 from octavo.frontend import BranchDelta, RequestOutput, Usage
-from octavo.server.answer import new_id
+from octavo.frontend.answer import new_id
 from octavo.server.generation import Choice, Generation
 from octavo.server.response_store import StoredResponse
 from octavo.server.responses_input import ResponseCall

@@ -21,6 +21,7 @@ from octavo.server.endpoints import Endpoint
 from octavo.server.request_shapes import LOGPROBS_INCLUDE, MAX_INCLUDE
 from octavo.server.structured import read_grammar
 from octavo.server.typed_body import TypedBody, finite_number
+from octavo.text.members import wrong
 
 COMPLETIONS_MAX_TOKENS = 16
 _Value = TypeVar("_Value")
@@ -111,10 +112,9 @@ def fit_max_tokens(
     """
     if params.width > limits.max_num_seqs:
         name = params.width_field
-        raise InvalidRequestError(
-            f"{name} is {params.width}; this server runs at most {limits.max_num_seqs} choices at "
-            "once",
-            param=name,
+        raise wrong(
+            name,
+            f"is {params.width}; this server runs at most {limits.max_num_seqs} choices at once",
         )
     name, limit = limits.tightest
     room = limit - num_prompt_tokens
@@ -134,9 +134,7 @@ def fit_max_tokens(
     if wanted is None and default is not None:
         wanted = min(room, default)
     if params.min_tokens > (most := room if wanted is None else wanted):
-        raise InvalidRequestError(
-            f"min_tokens ({params.min_tokens}) exceeds max_tokens ({most})", param="min_tokens"
-        )
+        raise wrong("min_tokens", f"({params.min_tokens}) exceeds max_tokens ({most})")
     return replace(params, max_tokens=wanted)
 
 
@@ -152,9 +150,7 @@ def _max_tokens(body: TypedBody) -> int | None:
             param="max_completion_tokens",
         )
     if new is not None and new < 1:
-        raise InvalidRequestError(
-            "max_completion_tokens must be 1 or more", param="max_completion_tokens"
-        )
+        raise wrong("max_completion_tokens", "must be 1 or more")
     return new if new is not None else old
 
 
@@ -170,24 +166,21 @@ def _logit_bias(body: TypedBody) -> tuple[tuple[int, float], ...]:
     pairs = []
     biases = body.mapping("logit_bias")
     if len(biases) > MAX_LOGIT_BIAS:
-        raise InvalidRequestError(
-            f"logit_bias has {len(biases)} entries; the limit is {MAX_LOGIT_BIAS}",
-            param="logit_bias",
-        )
+        raise wrong("logit_bias", f"has {len(biases)} entries; the limit is {MAX_LOGIT_BIAS}")
     for key, value in biases.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 12):
-            raise InvalidRequestError("logit_bias keys must be token ids", param="logit_bias")
+            raise wrong("logit_bias", "keys must be token ids")
         pairs.append((int(key), finite_number(value, "logit_bias")))
     tokens = [token for token, _ in pairs]
     if len(set(tokens)) != len(tokens):
-        raise InvalidRequestError("logit_bias names a token id twice", param="logit_bias")
+        raise wrong("logit_bias", "names a token id twice")
     return tuple(sorted(pairs))
 
 
 def _allowed(body: TypedBody) -> tuple[int, ...]:
     name = "allowed_token_ids"
     if body.raw(name) == []:
-        raise InvalidRequestError(f"{name} is empty: nothing could be sampled", param=name)
+        raise wrong(name, "is empty: nothing could be sampled")
     return tuple(sorted(set(body.integers(name, at_most=MAX_ALLOWED_TOKEN_IDS))))
 
 
@@ -195,7 +188,7 @@ def _chat_logprobs(body: TypedBody) -> int | None:
     top = body.integer("top_logprobs")
     if not body.boolean("logprobs"):
         if top is not None:
-            raise InvalidRequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+            raise wrong("top_logprobs", "needs logprobs: true")
         return None
     return _checked_top(top or 0)
 
@@ -204,17 +197,13 @@ def _responses_logprobs(body: TypedBody) -> int | None:
     top = body.integer("top_logprobs") or 0
     asked = LOGPROBS_INCLUDE in body.strings("include", at_most=MAX_INCLUDE)
     if top and not asked:
-        raise InvalidRequestError(
-            f"top_logprobs needs include: {LOGPROBS_INCLUDE}", param="top_logprobs"
-        )
+        raise wrong("top_logprobs", f"needs include: {LOGPROBS_INCLUDE}")
     return _checked_top(top) if asked else None
 
 
 def _checked_top(top: int) -> int:
     if not 0 <= top <= MAX_LOGPROBS:
-        raise InvalidRequestError(
-            f"top_logprobs must be between 0 and {MAX_LOGPROBS}", param="top_logprobs"
-        )
+        raise wrong("top_logprobs", f"must be between 0 and {MAX_LOGPROBS}")
     return top
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.core.request import validate_priority
-from octavo.errors import InvalidRequestError
 from octavo.server.typed_body import TypedBody
+from octavo.text.members import wrong
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +30,8 @@ def read_service(values: Mapping[str, object], *, tenant: str, limit_s: float) -
     validate_priority(priority)
     timeout_s = body.number("timeout")
     if timeout_s is not None and not 0 < timeout_s <= limit_s:
-        raise InvalidRequestError(
-            f"timeout must be over 0 and at most {limit_s:g} seconds (--request-timeout)",
-            param="timeout",
+        raise wrong(
+            "timeout", f"must be over 0 and at most {limit_s:g} seconds (--request-timeout)"
         )
     return Service(
         tenant=tenant,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from octavo.core.grammar import Grammar
 from octavo.errors import InvalidRequestError
 from octavo.server.typed_body import TypedBody
-from octavo.text.members import refuse_others
+from octavo.text.members import refuse_others, wrong
 
 _SCHEMA_KEYS = {"type", "name", "schema", "strict", "description"}
 # What stands beside a format, and is read elsewhere or asks for nothing.
@@ -43,7 +43,7 @@ def schema_grammar(schema: object, field: str) -> Grammar:
         InvalidRequestError: it is no object.
     """
     if not isinstance(schema, dict):
-        raise InvalidRequestError(f"{field} must be a JSON schema, an object", param=field)
+        raise wrong(field, "must be a JSON schema, an object")
     text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
     return Grammar(kind="json_schema", text=text, field=field)
 
@@ -60,14 +60,11 @@ def _response_format(body: TypedBody) -> Grammar | None:
     if kind == "json_object":
         return Grammar(kind="json_schema", text=_ANY_OBJECT, field="response_format")
     if kind != "json_schema":
-        raise InvalidRequestError(
-            "response_format.type must be text, json_object or json_schema",
-            param="response_format.type",
-        )
+        raise wrong("response_format.type", "must be text, json_object or json_schema")
     wanted = value.get("json_schema")
     field = "response_format.json_schema"
     if not isinstance(wanted, dict) or "schema" not in wanted:
-        raise InvalidRequestError(f"{field} must be an object with name and schema", param=field)
+        raise wrong(field, "must be an object with name and schema")
     refuse_others(wanted, {"name", "schema", "strict", "description"}, field)
     return schema_grammar(wanted["schema"], f"{field}.schema")
 
@@ -77,12 +74,12 @@ def _flat_format(value: Mapping[str, object], field: str) -> Grammar | None:
     refuse_others(value, {"format"} | _BESIDE_FORMAT[field], field)
     if value.get("verbosity") not in (None, "medium"):
         param = f"{field}.verbosity"
-        raise InvalidRequestError(f"{param} is not supported, but for medium", param=param)
+        raise wrong(param, "is not supported, but for medium")
     form, field = value.get("format"), f"{field}.format"
     if form is None:
         return None
     if not isinstance(form, dict):
-        raise InvalidRequestError(f"{field} must be an object", param=field)
+        raise wrong(field, "must be an object")
     kind = form.get("type")
     refuse_others(form, _SCHEMA_KEYS if kind == "json_schema" else {"type"}, field)
     if kind == "text":
@@ -90,9 +87,7 @@ def _flat_format(value: Mapping[str, object], field: str) -> Grammar | None:
     if kind == "json_object":
         return Grammar(kind="json_schema", text=_ANY_OBJECT, field=field)
     if kind != "json_schema":
-        raise InvalidRequestError(
-            f"{field}.type must be text, json_object or json_schema", param=f"{field}.type"
-        )
+        raise wrong(f"{field}.type", "must be text, json_object or json_schema")
     return schema_grammar(form.get("schema"), f"{field}.schema")
 
 
@@ -102,20 +97,17 @@ def _structured_outputs(body: TypedBody) -> Grammar | None:
     value = body.mapping("structured_outputs")
     refuse_others(value, _KINDS, "structured_outputs")
     if len(value) != 1:
-        raise InvalidRequestError(
-            f"structured_outputs takes exactly one of {', '.join(_KINDS)}",
-            param="structured_outputs",
-        )
+        raise wrong("structured_outputs", f"takes exactly one of {', '.join(_KINDS)}")
     ((name, wanted),) = value.items()
     field = f"structured_outputs.{name}"
     if name == "json":
         return schema_grammar(_parsed(wanted, field), field)
     if name == "choice":
         if not isinstance(wanted, list) or not all(isinstance(item, str) for item in wanted):
-            raise InvalidRequestError(f"{field} must be a list of strings", param=field)
+            raise wrong(field, "must be a list of strings")
         return Grammar(kind="choice", choices=tuple(wanted), field=field)
     if not isinstance(wanted, str):
-        raise InvalidRequestError(f"{field} must be a string", param=field)
+        raise wrong(field, "must be a string")
     return Grammar(kind=_KINDS[name], text=wanted, field=field)
 
 
@@ -126,4 +118,4 @@ def _parsed(schema: object, field: str) -> object:
     try:
         return json.loads(schema)
     except (ValueError, RecursionError):
-        raise InvalidRequestError(f"{field} is not valid JSON", param=field) from None
+        raise wrong(field, "is not valid JSON") from None

@@ -26,7 +26,7 @@ from octavo.server.replies import Exchange, ignored_header, send_json
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody
 from octavo.text import read_messages
-from octavo.text.members import refuse_others
+from octavo.text.members import refuse_others, wrong
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,18 +104,18 @@ def _parse(state: ServerState, values: dict[str, object]) -> _Questions:
 
 def _read_question(question: object, where: str) -> tuple[str, list[str]]:
     if not isinstance(question, dict):
-        raise InvalidRequestError(f"{where} must be an object", param=where)
+        raise wrong(where, "must be an object")
     refuse_others(question, ("question", "labels"), where)
     text, labels = question.get("question"), question.get("labels")
     if not isinstance(text, str):
-        raise InvalidRequestError(f"{where}.question must be a string", param=f"{where}.question")
+        raise wrong(f"{where}.question", "must be a string")
     param = f"{where}.labels"
     if not isinstance(labels, list) or not labels or not all(
         isinstance(label, str) and label for label in labels
     ):  # fmt: skip
-        raise InvalidRequestError(f"{param} must be a list of texts, none empty", param=param)
+        raise wrong(param, "must be a list of texts, none empty")
     if len(set(labels)) != len(labels):
-        raise InvalidRequestError(f"{param} names a label twice", param=param)
+        raise wrong(param, "names a label twice")
     return text, labels
 
 
@@ -130,9 +130,7 @@ def _request(
             f"{param}: a label has {longest} tokens; the limit is {MAX_LABEL_TOKENS}", param=param
         )
     if len(tokens) > (most := state.token_limits().max_num_seqs):
-        raise InvalidRequestError(
-            f"{param} has {len(tokens)} entries; the limit is {most} (--max-num-seqs)", param=param
-        )
+        raise wrong(param, f"has {len(tokens)} entries; the limit is {most} (--max-num-seqs)")
     prompt = _prompt(state, body.raw("state"), question)
     probe = Probe(labels=tokens)
     return probe_request(state, body, prompt, probe=probe, name="state")
@@ -142,10 +140,10 @@ def _prompt(state: ServerState, given: object, question: str) -> list[int]:
     """The state with one question: text after text, or a conversation's next turn."""
     if isinstance(given, str):
         if not given + question:
-            raise InvalidRequestError("state and question are both empty", param="state")
+            raise wrong("state", "and question are both empty")
         return state.tokenizer.encode(given + question)
     if not isinstance(given, list):
-        raise InvalidRequestError("state must be a text or a list of messages", param="state")
+        raise wrong("state", "must be a text or a list of messages")
     check_message_count(given, "state")
     messages = [*given, {"role": "user", "content": question}]
     return state.template().encode(read_messages(messages))

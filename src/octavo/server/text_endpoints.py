@@ -15,6 +15,7 @@ from octavo.server.prompts import MAX_PROMPT_IDS
 from octavo.server.replies import Exchange, send_json
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody
+from octavo.text.members import wrong
 
 _Result = TypeVar("_Result")
 # Which fields mean something for one of the two ways to say a prompt.
@@ -36,7 +37,7 @@ async def tokenize(state: ServerState, http: Exchange) -> None:
         for name in _OF_PROMPT if prompt is None else _OF_MESSAGES:
             if body.raw(name) is not None:
                 needed = "prompt" if prompt is None else "messages"
-                raise InvalidRequestError(f"{name} needs {needed}", param=name)
+                raise wrong(name, f"needs {needed}")
         if prompt is None:
             template = state.template()
             return chat_conversation(body, template).encode(template)
@@ -54,7 +55,7 @@ async def detokenize(state: ServerState, http: Exchange) -> None:
 
     def work(body: TypedBody) -> str:
         if body.raw("tokens") is None:
-            raise InvalidRequestError("tokens is missing; send a list of token ids", param="tokens")
+            raise wrong("tokens", "is missing; send a list of token ids")
         tokens = body.integers("tokens", at_most=MAX_PROMPT_IDS)
         limit = state.tokenizer.vocab_size
         if tokens and (min(tokens) < 0 or max(tokens) >= limit):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from octavo.errors import InvalidRequestError
+from octavo.text.members import wrong
 
 
 class TypedBody:
@@ -24,7 +24,7 @@ class TypedBody:
         if value is None:
             return False
         if not isinstance(value, bool):
-            raise InvalidRequestError(f"{name} must be true or false", param=name)
+            raise wrong(name, "must be true or false")
         return value
 
     def boolean_or(self, name: str, default: bool) -> bool:
@@ -35,7 +35,7 @@ class TypedBody:
         """An integer; a boolean or a fraction is none."""
         value = self.raw(name)
         if value is not None and not is_integer(value):
-            raise InvalidRequestError(f"{name} must be an integer", param=name)
+            raise wrong(name, "must be an integer")
         return value if isinstance(value, int) else None
 
     def number(self, name: str) -> float | None:
@@ -49,7 +49,7 @@ class TypedBody:
         """A string."""
         value = self.raw(name)
         if value is not None and not isinstance(value, str):
-            raise InvalidRequestError(f"{name} must be a string", param=name)
+            raise wrong(name, "must be a string")
         return value
 
     def integers(self, name: str, *, at_most: int) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class TypedBody:
             return ()
         _check_length(value, name, at_most)
         if not isinstance(value, list) or not all(is_integer(item) for item in value):
-            raise InvalidRequestError(f"{name} must be a list of integers", param=name)
+            raise wrong(name, "must be a list of integers")
         return tuple(value)
 
     def strings(self, name: str, *, at_most: int) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ class TypedBody:
             return (value,)
         _check_length(value, name, at_most)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise InvalidRequestError(f"{name} must be a string or a list of strings", param=name)
+            raise wrong(name, "must be a string or a list of strings")
         return tuple(value)
 
     def mapping(self, name: str) -> dict[str, object]:
@@ -80,15 +80,13 @@ class TypedBody:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            raise InvalidRequestError(f"{name} must be an object", param=name)
+            raise wrong(name, "must be an object")
         return value
 
 
 def _check_length(value: object, name: str, at_most: int) -> None:
     if isinstance(value, list) and len(value) > at_most:
-        raise InvalidRequestError(
-            f"{name} has {len(value)} entries; the limit is {at_most}", param=name
-        )
+        raise wrong(name, f"has {len(value)} entries; the limit is {at_most}")
 
 
 def is_integer(value: object) -> bool:
@@ -103,11 +101,11 @@ def finite_number(value: object, name: str) -> float:
         InvalidRequestError: it is none, or does not fit a float.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidRequestError(f"{name} must be a number", param=name)
+        raise wrong(name, "must be a number")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise InvalidRequestError(f"{name} must be a finite number", param=name)
+        raise wrong(name, "must be a finite number")
     return number

@@ -1,4 +1,4 @@
-"""The names that a client gave to members of an object: how they are shown, which are refused."""
+"""The members of a client's objects: how their names are shown, and how one is refused."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from octavo.errors import InvalidRequestError
 def shown_name(name: object) -> str:
     """A client's own name as it may appear in an error: short, printable ASCII."""
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in str(name)[:64])
+
+
+def wrong(place: str, why: str) -> InvalidRequestError:
+    """The refusal of what stands at ``place``, which its words begin with."""
+    return InvalidRequestError(f"{place} {why}", param=place)
 
 
 def refuse_others(
@@ -25,7 +30,5 @@ def refuse_others(
     for name, held in value.items():
         if name in known or (unless_empty and held in (None, [])):
             continue
-        shown = f"{where}.{shown_name(name)}"
-        raise InvalidRequestError(
-            f"{shown} is not supported; known here are {', '.join(sorted(known))}", param=shown
-        )
+        told = ", ".join(sorted(known))
+        raise wrong(f"{where}.{shown_name(name)}", f"is not supported; known here are {told}")

@@ -13,8 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from octavo.errors import InvalidRequestError
-from octavo.text.members import shown_name
+from octavo.text.members import shown_name, wrong
 
 # What a client may call a role → what templates call it.
 ROLES: Final = {
@@ -44,7 +43,7 @@ def read_messages(messages: object) -> list[Message]:
         InvalidRequestError: naming the message and what is wrong with it.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise InvalidRequestError("messages must be a non-empty list", param="messages")
+        raise wrong("messages", "must be a non-empty list")
     return [_normal_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
@@ -61,22 +60,19 @@ def texts_of(value: object) -> list[str]:
 
 def _normal_message(message: object, where: str) -> Message:
     if not isinstance(message, Mapping):
-        raise InvalidRequestError(f"{where} must be an object", param=where)
+        raise wrong(where, "must be an object")
     role = message.get("role")
     if role == "function":
-        raise InvalidRequestError(
-            f"{where}.role is function, which tool has replaced; send tool and tool_call_id",
-            param=f"{where}.role",
+        raise wrong(
+            f"{where}.role", "is function, which tool has replaced; send tool and tool_call_id"
         )
     if not isinstance(role, str) or role not in ROLES:
-        raise InvalidRequestError(
-            f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role"
-        )
+        raise wrong(f"{where}.role", f"must be one of {', '.join(ROLES)}")
     known = ("role", "content", *_KEYS.get(role, ()))
     for key, value in message.items():
         if key not in known and (value not in (None, []) or (key == "tool_calls" and value == [])):
             shown = f"{where}.{shown_name(key)}"
-            raise InvalidRequestError(f"{shown} is not supported here", param=shown)
+            raise wrong(shown, "is not supported here")
     normal: Message = {"role": ROLES[role]}
     if role == "tool":
         normal |= _names(message, where)
@@ -84,7 +80,7 @@ def _normal_message(message: object, where: str) -> Message:
     if role == "assistant" and thought is not None:
         if not isinstance(thought, str):
             name = f"{where}.reasoning_content"
-            raise InvalidRequestError(f"{name} must be a string", param=name)
+            raise wrong(name, "must be a string")
         normal["reasoning_content"] = thought
     calls = message.get("tool_calls")
     if calls is not None:
@@ -104,18 +100,16 @@ def _names(message: Mapping[str, object], where: str) -> Message:
 
 def _calls(calls: object, where: str) -> list[Message]:
     if not isinstance(calls, list) or not 1 <= len(calls) <= MAX_CALLS:
-        raise InvalidRequestError(
-            f"{where} must be a list of 1 to {MAX_CALLS} calls, or be left out", param=where
-        )
+        raise wrong(where, f"must be a list of 1 to {MAX_CALLS} calls, or be left out")
     return [_call(call, f"{where}[{i}]") for i, call in enumerate(calls)]
 
 
 def _call(call: object, where: str) -> Message:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        raise InvalidRequestError(f"{where} must be a call with a function", param=where)
+        raise wrong(where, "must be a call with a function")
     if call.get("type", "function") != "function":
-        raise InvalidRequestError(f"{where}.type must be function", param=f"{where}.type")
+        raise wrong(f"{where}.type", "must be function")
     return {
         "id": _name(call.get("id"), f"{where}.id"),
         "type": "function",
@@ -132,15 +126,13 @@ def _arguments(text: object, where: str) -> Message:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise InvalidRequestError(f"{where} must be a JSON object, best as a string", param=where)
+        raise wrong(where, "must be a JSON object, best as a string")
     return value
 
 
 def _name(value: object, where: str) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_CHARS:
-        raise InvalidRequestError(
-            f"{where} must be a string of 1 to {MAX_NAME_CHARS} characters", param=where
-        )
+        raise wrong(where, f"must be a string of 1 to {MAX_NAME_CHARS} characters")
     return value
 
 
@@ -148,18 +140,16 @@ def _content(content: object, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
-        raise InvalidRequestError(
-            f"{where} must be a string or a non-empty list of text parts", param=where
-        )
+        raise wrong(where, "must be a string or a non-empty list of text parts")
     return "\n".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
 
 
 def _part(part: object, where: str) -> str:
     if not isinstance(part, Mapping) or part.get("type") != "text":
-        raise InvalidRequestError(f"{where} must be a text part; only text is read", param=where)
+        raise wrong(where, "must be a text part; only text is read")
     text = part.get("text")
     if not isinstance(text, str):
-        raise InvalidRequestError(f"{where}.text must be a string", param=f"{where}.text")
+        raise wrong(f"{where}.text", "must be a string")
     if set(part) - {"type", "text"}:
-        raise InvalidRequestError(f"{where} has keys besides type and text", param=where)
+        raise wrong(where, "has keys besides type and text")
     return text

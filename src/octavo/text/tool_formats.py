@@ -44,7 +44,7 @@ class ToolFormat:
 
     def spelled(self, name: str, arguments: Mapping[str, Any]) -> str:
         """One call, as the model writes it."""
-        return f"{{{self._head(name)}{json.dumps(arguments, ensure_ascii=False)}}}"
+        return json.dumps({"name": name, self.key: arguments}, ensure_ascii=False)
 
     def grammar(self, functions: Sequence[Mapping[str, Any]], *, parallel: bool) -> str:
         """A Lark grammar of one call, or several, of ``functions`` ({"name", "parameters"})."""
@@ -60,7 +60,10 @@ class ToolFormat:
         return f"start: {begin} call {more} {end}\n{call}"
 
     def _call(self, function: Mapping[str, Any]) -> str:
-        head = _quoted("{" + self._head(function["name"]))
+        # In the pieces of a JSON schema's own grammar: where an answer may be either, a longer one
+        # would swallow the begin of the other.
+        name = json.dumps(function["name"], ensure_ascii=False)
+        head = " ".join(map(_quoted, ("{", '"name"', ": ", name, ", ", f'"{self.key}"', ": ")))
         schema = {
             **(function.get("parameters") or {"type": "object"}),
             "x-guidance": {
@@ -68,9 +71,6 @@ class ToolFormat:
             },
         }  # fmt: skip
         return f"{head} %json {json.dumps(schema)} {_quoted('}')}"
-
-    def _head(self, name: str) -> str:
-        return f'"name": {json.dumps(name, ensure_ascii=False)}, "{self.key}": '
 
 
 _HERMES: Final = ToolFormat(

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from octavo.core.grammar import Grammar
-from octavo.frontend import BranchDelta
-from octavo.server.tools import ToolUse
+from octavo.frontend.outputs import BranchDelta
+from octavo.frontend.tools import ToolUse
 from octavo.text import IncrementalDetokenizer, Tokenizer
 from octavo.text.reasoning import GENERIC, Reasoning, ReasoningFormat, ReasoningParser
 from octavo.text.tool_parser import ToolDelta
@@ -42,6 +42,10 @@ class AnswerForm:
     def reader(self) -> AnswerReader:
         """A reader for one choice."""
         return AnswerReader(self)
+
+    def message(self, text: str, token_ids: Sequence[int]) -> dict[str, object]:
+        """A whole answer as a chat's message; see ``answer_message``."""
+        return answer_message(self.reader().read_text(text, token_ids, is_last=True))
 
     def bound(self, grammar: Grammar) -> Grammar:
         """The grammar, and before it what this model may think."""
@@ -162,6 +166,28 @@ class Parts:
     def calls(self) -> list[Part]:
         """The calls."""
         return [part for part in self.all if part.kind == "call"]
+
+
+def answer_message(pieces: Iterable[Piece]) -> dict[str, object]:
+    """A whole answer as a chat's message: ``content``, and what there is of reasoning and calls."""
+    parts = Parts()
+    for piece in pieces:
+        parts.add(piece)
+    text, reasoning, calls = parts.joined("text"), parts.joined("reasoning"), parts.calls
+    content = text or (None if calls else "")
+    message: dict[str, object] = {"role": "assistant", "content": content}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.text},
+            }
+            for call in calls
+        ]
+    return message
 
 
 def new_id(prefix: str) -> str:
