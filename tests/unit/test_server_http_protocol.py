@@ -10,11 +10,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import uvloop
 
 from octavo.server import lingering
 from octavo.server.app import build_app
 from octavo.server.http_protocol import MAX_PIPELINED, GuardedProtocol
-from octavo.server.http_server import HttpServer
+from octavo.server.http_server import ACCEPTS_PER_TURN, HttpServer
 from served import Served, served
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -70,6 +71,23 @@ def play(app: App, test: Callable[[Listening], Coroutine[Any, Any, None]]) -> No
             await test(here)
 
     asyncio.run(main())
+
+
+def test_connections_that_wait_are_taken_many_at_a_turn() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20), listening(healthy) as here:
+            address = ("127.0.0.1", here.port)
+            waiting = [socket.create_connection(address) for _ in range(10 * ACCEPTS_PER_TURN)]
+            turns = 0
+            while here.server.num_connections < len(waiting):
+                await asyncio.sleep(0)
+                turns += 1
+            assert turns <= 20
+            for connection in waiting:
+                connection.close()
+
+    # The loop of the API process; another may take them all at once.
+    uvloop.run(main())
 
 
 async def healthy(scope: Any, receive: Any, send: Any) -> None:

@@ -14,6 +14,9 @@ from octavo.server.http_protocol import GuardedProtocol
 
 BACKLOG = 1024
 KEEP_ALIVE_S = 30
+# A listening handle takes one connection in a turn of the loop; beside many large bodies a turn is
+# long, and who comes then would wait one for each of those that came before.
+ACCEPTS_PER_TURN = 16
 
 
 class HttpServer:
@@ -34,7 +37,7 @@ class HttpServer:
         )
         self._listener = listener
         self._state = ConnectionState()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
 
     @property
     def num_connections(self) -> int:
@@ -55,12 +58,16 @@ class HttpServer:
         def connection() -> GuardedProtocol:
             return GuardedProtocol(self._config, self._state, {}, loop)
 
-        self._server = await loop.create_server(connection, sock=self._listener, backlog=BACKLOG)
+        for _ in range(ACCEPTS_PER_TURN):
+            listener = self._listener.dup()
+            server = await loop.create_server(connection, sock=listener, backlog=BACKLOG)
+            self._servers.append(server)
 
     async def close(self, *, timeout_s: float) -> None:
         """Stop accepting, let responses end, then drop what is left."""
-        assert self._server is not None
-        self._server.close()
+        for server in self._servers:
+            server.close()
+        self._listener.close()
         for protocol in list(self._state.connections):
             protocol.shutdown()
         tasks = set(self._state.tasks)
