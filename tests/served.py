@@ -22,6 +22,7 @@ from octavo.testing.fake_runner import make_info
 from octavo.testing.loopback import LoopbackEngine
 from octavo.worker import token_table
 
+KEY = "test-key"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "Hello there."}]
 QUESTIONS = [{"question": " Is it dry?", "labels": [" yes", " no, it is not"]}]

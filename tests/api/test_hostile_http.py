@@ -22,19 +22,14 @@ import httpx
 import pytest
 
 from health_watch import percentile, watched
-from octavo.testing.processes import ServerProcess, fake_serve_argv, running_server
+from octavo.testing.processes import ServerProcess, fake_serve_argv
 
 API = "api_process"
 CANARY_TOKENS = 400
 
 
-@pytest.fixture(scope="module")
-def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    folder = tmp_path_factory.mktemp("hostile")
-    argv = fake_serve_argv(folder, smollm2_path, step_s=0.003, num_blocks=256)
-    with running_server(folder, argv) as running:
-        running.wait_ready()
-        yield running
+def server_argv(folder: Path, model: Path) -> list[str]:
+    return fake_serve_argv(folder, model, step_s=0.003, num_blocks=256)
 
 
 def body_of(**fields: Any) -> bytes:

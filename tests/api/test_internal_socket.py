@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import pytest
 import zmq
 
 from octavo.cluster.messages import Hello, Lease, SubmitMessage
@@ -16,19 +14,14 @@ from octavo.cluster.transport import engine_address
 from octavo.cluster.wire import MAX_FRAME_BYTES, encode
 from octavo.core.request import Request, Submit
 from octavo.core.sampling_params import SamplingParams
-from octavo.testing.processes import ServerProcess, fake_serve_argv, running_server
+from octavo.testing.processes import ServerProcess, fake_serve_argv
 
 ENGINE = "fake_engine_process"
 ASK = {"prompt": [5, 6], "seed": 3, "max_tokens": 1500, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    folder = tmp_path_factory.mktemp("internal")
-    argv = fake_serve_argv(folder, smollm2_path, step_s=0.003, num_blocks=256)
-    with running_server(folder, argv) as running:
-        running.wait_ready()
-        yield running
+def server_argv(folder: Path, model: Path) -> list[str]:
+    return fake_serve_argv(folder, model, step_s=0.003, num_blocks=256)
 
 
 def address_of(server: ServerProcess) -> str:

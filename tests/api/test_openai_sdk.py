@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +11,21 @@ import httpx
 import openai
 import pytest
 
-from octavo.testing.processes import ServerProcess, running_server, serve_argv, wait_gone
+from octavo.testing.processes import ServerProcess, serve_argv, wait_gone
+from served import KEY
 
-KEY = "test-key"
 ASK: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 
 
-@pytest.fixture(scope="module")
-def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    argv = serve_argv(
-        str(smollm2_path), "--api-key", KEY, "--served-model-name", "gpt-4o", "--kv-memory",
-        "256MiB", "--max-model-len", "2048",
+def server_argv(_folder: Path, model: Path) -> list[str]:
+    return serve_argv(
+        str(model), "--api-key", KEY, "--served-model-name", "gpt-4o", "--kv-memory", "256MiB",
+        "--max-model-len", "2048",
     )  # fmt: skip
-    with running_server(tmp_path_factory.mktemp("sdk"), argv) as running:
-        yield running
 
 
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, _strict_response_validation=True
-    ) as sdk:
-        yield sdk
-
-
-def test_the_capital_of_france(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model="gpt-4o", messages=ASK, temperature=0, max_tokens=40
-    )
+def test_the_capital_of_france(sdk: openai.OpenAI) -> None:
+    answer = sdk.chat.completions.create(model="gpt-4o", messages=ASK, temperature=0, max_tokens=40)
     assert "Paris" in (answer.choices[0].message.content or "")
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage is not None
@@ -47,14 +33,14 @@ def test_the_capital_of_france(client: openai.OpenAI) -> None:
     assert answer._request_id
 
 
-def test_a_stream_equals_the_answer(client: openai.OpenAI) -> None:
+def test_a_stream_equals_the_answer(sdk: openai.OpenAI) -> None:
     options: dict[str, Any] = {
         "model": "gpt-4o", "messages": ASK, "seed": 11, "max_tokens": 24, "n": 2,
         "logprobs": True, "top_logprobs": 3,
     }  # fmt: skip
-    whole = client.chat.completions.create(**options)
+    whole = sdk.chat.completions.create(**options)
     texts, finishes, usage = ["", ""], ["", ""], None
-    for chunk in client.chat.completions.create(
+    for chunk in sdk.chat.completions.create(
         **options, stream=True, stream_options={"include_usage": True}
     ):
         usage = chunk.usage or usage
@@ -75,8 +61,8 @@ def test_a_stream_equals_the_answer(client: openai.OpenAI) -> None:
     assert bytes(first.bytes or []).decode() == first.token
 
 
-def test_completions(client: openai.OpenAI) -> None:
-    answer = client.completions.create(
+def test_completions(sdk: openai.OpenAI) -> None:
+    answer = sdk.completions.create(
         model="gpt-4o", prompt=["The capital of France is", "One, two, three,"], max_tokens=4,
         temperature=0, logprobs=2, stop=["\n"],
     )  # fmt: skip
@@ -85,29 +71,29 @@ def test_completions(client: openai.OpenAI) -> None:
     assert answer.choices[0].logprobs is not None
 
 
-def test_a_response_and_its_stream(client: openai.OpenAI) -> None:
+def test_a_response_and_its_stream(sdk: openai.OpenAI) -> None:
     options: dict[str, Any] = {
         "model": "gpt-4o", "input": "What is the capital of France?", "max_output_tokens": 24,
         "temperature": 0,
     }  # fmt: skip
-    whole = client.responses.create(
+    whole = sdk.responses.create(
         **options, include=["message.output_text.logprobs"], top_logprobs=2
     )
-    with client.responses.stream(**options) as stream:
+    with sdk.responses.stream(**options) as stream:
         text = "".join(e.delta for e in stream if e.type == "response.output_text.delta")
         final = stream.get_final_response()
     assert text == whole.output_text == final.output_text != ""
     assert final.status == whole.status
     assert whole.usage is not None
-    count = client.responses.input_tokens.count(model="gpt-4o", input=options["input"])
+    count = sdk.responses.input_tokens.count(model="gpt-4o", input=options["input"])
     assert count.input_tokens == whole.usage.input_tokens
 
 
-def test_a_conversation_of_responses(client: openai.OpenAI) -> None:
-    first = client.responses.create(
+def test_a_conversation_of_responses(sdk: openai.OpenAI) -> None:
+    first = sdk.responses.create(
         model="gpt-4o", input="My name is Ada.", temperature=0, max_output_tokens=16
     )
-    second = client.responses.create(
+    second = sdk.responses.create(
         model="gpt-4o", input="What is my name?", previous_response_id=first.id, temperature=0,
         max_output_tokens=16,
     )  # fmt: skip
@@ -116,25 +102,23 @@ def test_a_conversation_of_responses(client: openai.OpenAI) -> None:
         {"role": "assistant", "content": first.output_text},
         {"role": "user", "content": "What is my name?"},
     ]
-    chat = client.chat.completions.create(
-        model="gpt-4o", messages=turns, temperature=0, max_tokens=16
-    )
+    chat = sdk.chat.completions.create(model="gpt-4o", messages=turns, temperature=0, max_tokens=16)
     assert second.output_text == chat.choices[0].message.content
-    assert client.responses.retrieve(first.id).output_text == first.output_text
-    client.responses.delete(first.id)
+    assert sdk.responses.retrieve(first.id).output_text == first.output_text
+    sdk.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
-        client.responses.retrieve(first.id)
-    long = client.responses.create(
+        sdk.responses.retrieve(first.id)
+    long = sdk.responses.create(
         model="gpt-4o", input="Tell me a tale.", background=True, extra_body={"ignore_eos": True}
     )
-    assert client.responses.cancel(long.id).status == "cancelled"
+    assert sdk.responses.cancel(long.id).status == "cancelled"
 
 
-def test_a_second_request_reads_the_prefix_cache(client: openai.OpenAI) -> None:
+def test_a_second_request_reads_the_prefix_cache(sdk: openai.OpenAI) -> None:
     long: list[Any] = [{"role": "user", "content": "Tell me a tale. " * 40}]
     options: dict[str, Any] = {"model": "gpt-4o", "messages": long, "temperature": 0}
-    cold = client.chat.completions.create(**options, max_tokens=8)
-    warm = client.chat.completions.create(**options, max_tokens=8)
+    cold = sdk.chat.completions.create(**options, max_tokens=8)
+    warm = sdk.chat.completions.create(**options, max_tokens=8)
     assert warm.choices[0].message.content == cold.choices[0].message.content
     assert warm.usage is not None
     assert warm.usage.prompt_tokens_details is not None
@@ -159,12 +143,12 @@ WEATHER: Any = {
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}]
 )
-def test_a_function_that_must_be_called(client: openai.OpenAI, choice: Any) -> None:
+def test_a_function_that_must_be_called(sdk: openai.OpenAI, choice: Any) -> None:
     options: dict[str, Any] = {
         "model": "gpt-4o", "messages": ASK, "tools": [WEATHER], "tool_choice": choice, "seed": 5,
         "parallel_tool_calls": False, "max_tokens": 60,
     }  # fmt: skip
-    done = client.chat.completions.create(**options).choices[0]
+    done = sdk.chat.completions.create(**options).choices[0]
     assert done.finish_reason == "tool_calls"
     assert done.message.content is None
     (call,) = done.message.tool_calls or []
@@ -172,7 +156,7 @@ def test_a_function_that_must_be_called(client: openai.OpenAI, choice: Any) -> N
     assert call.function.name == "get_weather"
     assert json.loads(call.function.arguments)["city"] in ("Oslo", "Paris")
     name, arguments, finish = "", "", None
-    for chunk in client.chat.completions.create(**options, stream=True):
+    for chunk in sdk.chat.completions.create(**options, stream=True):
         (choice_,) = chunk.choices
         finish = choice_.finish_reason or finish
         assert not choice_.delta.content
@@ -186,13 +170,13 @@ def test_a_function_that_must_be_called(client: openai.OpenAI, choice: Any) -> N
         *ASK, done.message.model_dump(include={"role", "content", "tool_calls"}),
         {"role": "tool", "tool_call_id": call.id, "content": "Rain."},
     ]  # fmt: skip
-    after = client.chat.completions.create(model="gpt-4o", messages=talk, max_tokens=8)
+    after = sdk.chat.completions.create(model="gpt-4o", messages=talk, max_tokens=8)
     assert after.choices[0].message.content
 
 
-def test_a_structured_answer(client: openai.OpenAI) -> None:
+def test_a_structured_answer(sdk: openai.OpenAI) -> None:
     schema = WEATHER["function"]["parameters"]
-    done = client.chat.completions.create(
+    done = sdk.chat.completions.create(
         model="gpt-4o", messages=ASK, max_tokens=60, seed=3,
         response_format={
             "type": "json_schema", "json_schema": {"name": "w", "schema": schema, "strict": True}
@@ -202,24 +186,24 @@ def test_a_structured_answer(client: openai.OpenAI) -> None:
     assert json.loads(done.choices[0].message.content or "")["city"] in ("Oslo", "Paris")
 
 
-def test_models(client: openai.OpenAI, smollm2_path: Path) -> None:
-    names = [model.id for model in client.models.list()]
+def test_models(sdk: openai.OpenAI, smollm2_path: Path) -> None:
+    names = [model.id for model in sdk.models.list()]
     assert names == ["gpt-4o", smollm2_path.stem]
-    assert client.models.retrieve("gpt-4o").owned_by == "octavo"
+    assert sdk.models.retrieve("gpt-4o").owned_by == "octavo"
 
 
-def test_errors_are_the_sdks_own(client: openai.OpenAI, server: ServerProcess) -> None:
+def test_errors_are_the_sdks_own(sdk: openai.OpenAI, server: ServerProcess) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
-        client.chat.completions.create(model="gpt-5", messages=ASK)
+        sdk.chat.completions.create(model="gpt-5", messages=ASK)
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as bad:
-        client.chat.completions.create(model="gpt-4o", messages=ASK, temperature=-1)
+        sdk.chat.completions.create(model="gpt-4o", messages=ASK, temperature=-1)
     assert bad.value.param == "temperature"
     with pytest.raises(openai.BadRequestError) as long:
-        client.completions.create(model="gpt-4o", prompt="word " * 5000)
+        sdk.completions.create(model="gpt-4o", prompt="word " * 5000)
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError) as tools:
-        client.chat.completions.create(
+        sdk.chat.completions.create(
             model="gpt-4o", messages=ASK, tools=[{"type": "function", "function": {"name": "f g"}}]
         )
     assert tools.value.param == "tools[0].function.name"
@@ -228,8 +212,8 @@ def test_errors_are_the_sdks_own(client: openai.OpenAI, server: ServerProcess) -
         stranger.models.list()
 
 
-def test_an_abandoned_stream_frees_its_blocks(client: openai.OpenAI, server: ServerProcess) -> None:
-    stream = client.chat.completions.create(
+def test_an_abandoned_stream_frees_its_blocks(sdk: openai.OpenAI, server: ServerProcess) -> None:
+    stream = sdk.chat.completions.create(
         model="gpt-4o", messages=ASK, stream=True, extra_body={"ignore_eos": True}
     )
     next(iter(stream))
@@ -252,7 +236,7 @@ def test_the_start_prints_what_an_operator_wants(server: ServerProcess) -> None:
     assert int(status.partition("VmRSS:")[2].split()[0]) < 20 * 1024
 
 
-def test_an_engine_death_changes_no_token(client: openai.OpenAI, server: ServerProcess) -> None:
+def test_an_engine_death_changes_no_token(sdk: openai.OpenAI, server: ServerProcess) -> None:
     options: dict[str, Any] = {
         "model": "gpt-4o", "messages": ASK, "seed": 5, "max_tokens": 80, "logprobs": True,
         "stream": True, "extra_body": {"ignore_eos": True},
@@ -260,7 +244,7 @@ def test_an_engine_death_changes_no_token(client: openai.OpenAI, server: ServerP
 
     def play(*, kill: bool) -> list[Any]:
         pieces: list[Any] = []
-        for chunk in client.chat.completions.create(**options):
+        for chunk in sdk.chat.completions.create(**options):
             for choice in chunk.choices:
                 if choice.logprobs is not None:
                     pieces += [(t.token, t.logprob) for t in choice.logprobs.content or []]
@@ -274,10 +258,10 @@ def test_an_engine_death_changes_no_token(client: openai.OpenAI, server: ServerP
     assert "the engine process ended (code -9)" in server.output
 
 
-def test_ctrl_c_drains_and_leaves_nothing(server: ServerProcess, client: openai.OpenAI) -> None:
+def test_ctrl_c_drains_and_leaves_nothing(server: ServerProcess, sdk: openai.OpenAI) -> None:
     """Last: it ends the module's server."""
     children = set(server.children.values())
-    stream = client.chat.completions.create(
+    stream = sdk.chat.completions.create(
         model="gpt-4o", messages=ASK, stream=True, max_tokens=60, extra_body={"ignore_eos": True}
     )
     chunks = iter(stream)

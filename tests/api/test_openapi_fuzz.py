@@ -6,14 +6,13 @@ that does not fit is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from octavo.testing.processes import ServerProcess, fake_serve_argv, running_server
+from octavo.testing.processes import ServerProcess, fake_serve_argv
 
 schemathesis = pytest.importorskip("schemathesis")
 from schemathesis.checks import CHECKS  # noqa: E402
@@ -37,13 +36,8 @@ FEW = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    folder = tmp_path_factory.mktemp("fuzz")
-    argv = fake_serve_argv(folder, smollm2_path, num_blocks=40, grammars_of=str(smollm2_path))
-    with running_server(folder, argv) as running:
-        running.wait_ready()
-        yield running
+def server_argv(folder: Path, model: Path) -> list[str]:
+    return fake_serve_argv(folder, model, num_blocks=40, grammars_of=str(model))
 
 
 @pytest.fixture(scope="module")

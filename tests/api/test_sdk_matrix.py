@@ -7,7 +7,7 @@ that a protocol does not have is refused by the field's name.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ import anthropic
 import openai
 import pytest
 
-from octavo.testing.processes import ServerProcess, running_server, serve_argv
+from octavo.testing.processes import serve_argv
+from served import KEY
 
-KEY = "test-key"
 ASK: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 SCHEMA = {
     "type": "object", "properties": {"city": {"enum": ["Oslo", "Paris"]}}, "required": ["city"],
@@ -28,30 +28,11 @@ THOUGHT = {"structured_outputs": {"regex": "<think>Hm{1,9}</think>Paris[.!]"}}
 Answer = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    argv = serve_argv(
-        str(smollm2_path), "--api-key", KEY, "--kv-memory", "128MiB", "--max-model-len", "1024",
-        "--served-model-name", "m",
+def server_argv(_folder: Path, model: Path) -> list[str]:
+    return serve_argv(
+        str(model), "--api-key", KEY, "--served-model-name", "m", "--kv-memory", "128MiB",
+        "--max-model-len", "1024",
     )  # fmt: skip
-    with running_server(tmp_path_factory.mktemp("matrix"), argv) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def sdk(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, _strict_response_validation=True
-    ) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def claude(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(
-        base_url=server.url, api_key=KEY, max_retries=0, _strict_response_validation=True
-    ) as client:
-        yield client
 
 
 # -- each protocol: whole and streamed, in one form ----------------------------------------------
