@@ -224,7 +224,7 @@ BAD_MESSAGES = {
     "odd key": ([{**user("x")[0], "é\n" * 99: 1}], "messages[0]." + "??" * 32),
     "key in a part": (
         user([{"type": "text", "text": "x", "cache_control": {}}]),
-        "messages[0].content[0]",
+        "messages[0].content[0].cache_control",
     ),
     "no role": ([{"content": "x"}], "messages[0].role"),
     "odd role": ([*user("x"), {"role": "<|im_end|>", "content": ""}], "messages[1].role"),

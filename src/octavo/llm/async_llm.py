@@ -22,20 +22,11 @@ from octavo.core.sampling_params import SamplingParams, refuse_stream
 from octavo.engine import EngineStats
 from octavo.frontend import RequestOutput
 from octavo.frontend.readings import LabelScore
+from octavo.llm import requests as ask
 from octavo.llm.engine_room import EngineRoom, Lane
 from octavo.llm.llm import read_config
 from octavo.llm.local_engine import LocalEngine
 from octavo.llm.outputs import Completion, Embedding, Gathered, similarities
-from octavo.llm.requests import (
-    ChatOptions,
-    Message,
-    Prompt,
-    Question,
-    RequestMaker,
-    Service,
-    ServiceOptions,
-    ToolChoice,
-)
 from octavo.text.tool_formats import Tool
 
 
@@ -63,7 +54,7 @@ class AsyncLLM:
         local = LocalEngine(read_config(model, model_options, scheduler=scheduler, cache=cache))
         self.model = local.model
         self.tokenizer = local.model.tokenizer
-        self._make = RequestMaker(local.model)
+        self._make = ask.RequestMaker(local.model)
         self._room = EngineRoom(local)
 
     async def __aenter__(self) -> AsyncLLM:
@@ -88,88 +79,90 @@ class AsyncLLM:
 
     async def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: ask.Prompt | Sequence[ask.Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        **service: Unpack[ServiceOptions],
+        **service: Unpack[ask.ServiceOptions],
     ) -> list[Completion]:
         """Complete prompts together; see ``LLM.generate``."""
-        found = await self._gather(self._make.completions(prompts, sampling, Service(**service)))
+        found = await self._gather(
+            self._make.completions(prompts, sampling, ask.Service(**service))
+        )
         return [done for each in found for done in each.completions()]
 
     async def chat(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ask.Message],
         sampling: SamplingParams | None = None,
         *,
-        options: ChatOptions | None = None,
+        options: ask.ChatOptions | None = None,
         tools: Sequence[Tool] | None = None,
-        tool_choice: ToolChoice | None = None,
-        **service: Unpack[ServiceOptions],
+        tool_choice: ask.ToolChoice | None = None,
+        **service: Unpack[ask.ServiceOptions],
     ) -> list[Completion]:
         """Answer a conversation; see ``LLM.chat``."""
         requests, form = self._make.chat(
-            messages, sampling, Service(**service),
+            messages, sampling, ask.Service(**service),
             options=options, tools=tools, tool_choice=tool_choice,
         )  # fmt: skip
         return [done for each in await self._gather(requests) for done in each.completions(form)]
 
     def stream(
         self,
-        prompt: Prompt,
+        prompt: ask.Prompt,
         sampling: SamplingParams | None = None,
-        **service: Unpack[ServiceOptions],
+        **service: Unpack[ask.ServiceOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """An asynchronous generator of one prompt's deltas; see ``LLM.stream``.
 
         A reader that is slow gets what has come meanwhile, output by output.
         """
-        requests = self._make.completions([prompt], sampling, Service(**service))
+        requests = self._make.completions([prompt], sampling, ask.Service(**service))
         refuse_stream(requests[0].sampling)
         return self._run(requests)
 
     def stream_chat(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ask.Message],
         sampling: SamplingParams | None = None,
         *,
-        options: ChatOptions | None = None,
-        **service: Unpack[ServiceOptions],
+        options: ask.ChatOptions | None = None,
+        **service: Unpack[ask.ServiceOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """An asynchronous generator of an answer's deltas; see ``LLM.stream_chat``."""
-        requests, _ = self._make.chat(messages, sampling, Service(**service), options=options)
+        requests, _ = self._make.chat(messages, sampling, ask.Service(**service), options=options)
         refuse_stream(requests[0].sampling)
         return self._run(requests)
 
     async def embed(
         self,
-        texts: Prompt | Sequence[Prompt],
+        texts: ask.Prompt | Sequence[ask.Prompt],
         *,
         dimensions: int | None = None,
-        **service: Unpack[ServiceOptions],
+        **service: Unpack[ask.ServiceOptions],
     ) -> list[Embedding]:
         """A unit vector for each text; see ``LLM.embed``."""
-        found = await self._gather(self._make.embeddings(texts, dimensions, Service(**service)))
+        found = await self._gather(self._make.embeddings(texts, dimensions, ask.Service(**service)))
         return [each.embedding(dimensions) for each in found]
 
     async def score(
         self,
-        first: Prompt,
-        others: Prompt | Sequence[Prompt],
-        **service: Unpack[ServiceOptions],
+        first: ask.Prompt,
+        others: ask.Prompt | Sequence[ask.Prompt],
+        **service: Unpack[ask.ServiceOptions],
     ) -> list[float]:
         """The cosine of each text's embedding with that of ``first``; see ``LLM.score``."""
         return similarities(
-            await self._gather(self._make.scores(first, others, Service(**service)))
+            await self._gather(self._make.scores(first, others, ask.Service(**service)))
         )
 
     async def systemone(
         self,
-        state: str | Sequence[Message],
-        questions: Sequence[Question],
-        **service: Unpack[ServiceOptions],
+        state: str | Sequence[ask.Message],
+        questions: Sequence[ask.Question],
+        **service: Unpack[ask.ServiceOptions],
     ) -> list[list[LabelScore]]:
         """Scores of the labels of many questions on one state; see ``LLM.systemone``."""
-        found = await self._gather(self._make.questions(state, questions, Service(**service)))
+        found = await self._gather(self._make.questions(state, questions, ask.Service(**service)))
         return [
             each.label_scores(labels) for each, (_, labels) in zip(found, questions, strict=True)
         ]

@@ -23,18 +23,9 @@ from octavo.engine import EngineStats
 from octavo.errors import ConfigError
 from octavo.frontend import RequestOutput
 from octavo.frontend.readings import LabelScore
+from octavo.llm import requests as ask
 from octavo.llm.local_engine import Inbox, LocalEngine
 from octavo.llm.outputs import Completion, Embedding, Gathered, similarities
-from octavo.llm.requests import (
-    ChatOptions,
-    Message,
-    Prompt,
-    Question,
-    RequestMaker,
-    Service,
-    ServiceOptions,
-    ToolChoice,
-)
 from octavo.text.tool_formats import Tool
 
 _MODEL_OPTIONS = {option.name for option in fields(ModelConfig)} - {"model"}
@@ -67,7 +58,7 @@ class LLM:
         self.model = self._local.model
         self.tokenizer = self.model.tokenizer
         self.engine = self._local.core
-        self._make = RequestMaker(self.model)
+        self._make = ask.RequestMaker(self.model)
 
     def __enter__(self) -> LLM:
         return self
@@ -91,9 +82,9 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: ask.Prompt | Sequence[ask.Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        **service: Unpack[ServiceOptions],
+        **service: Unpack[ask.ServiceOptions],
     ) -> list[Completion]:
         """Complete prompts (text or token ids) together, in one continuous batch.
 
@@ -108,18 +99,18 @@ class LLM:
             DeadlineExceededError: not all was done ``timeout_s`` seconds after the call.
             EngineError: the engine dropped a request.
         """
-        found = self._gather(self._make.completions(prompts, sampling, Service(**service)))
+        found = self._gather(self._make.completions(prompts, sampling, ask.Service(**service)))
         return [done for each in found for done in each.completions()]
 
     def chat(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ask.Message],
         sampling: SamplingParams | None = None,
         *,
-        options: ChatOptions | None = None,
+        options: ask.ChatOptions | None = None,
         tools: Sequence[Tool] | None = None,
-        tool_choice: ToolChoice | None = None,
-        **service: Unpack[ServiceOptions],
+        tool_choice: ask.ToolChoice | None = None,
+        **service: Unpack[ask.ServiceOptions],
     ) -> list[Completion]:
         """Answer a conversation by the model's chat template: one completion per branch.
 
@@ -133,16 +124,16 @@ class LLM:
             InvalidRequestError: also where the template does not take the conversation.
         """
         requests, form = self._make.chat(
-            messages, sampling, Service(**service),
+            messages, sampling, ask.Service(**service),
             options=options, tools=tools, tool_choice=tool_choice,
         )  # fmt: skip
         return [done for each in self._gather(requests) for done in each.completions(form)]
 
     def stream(
         self,
-        prompt: Prompt,
+        prompt: ask.Prompt,
         sampling: SamplingParams | None = None,
-        **service: Unpack[ServiceOptions],
+        **service: Unpack[ask.ServiceOptions],
     ) -> Generator[RequestOutput, None, None]:
         """Complete one prompt, yielding deltas as they come. Closing the iterator aborts.
 
@@ -151,29 +142,29 @@ class LLM:
         Raises:
             InvalidRequestError: at once, if the prompt or a parameter is out of range.
         """
-        requests = self._make.completions([prompt], sampling, Service(**service))
+        requests = self._make.completions([prompt], sampling, ask.Service(**service))
         refuse_stream(requests[0].sampling)
         return self._run(requests)
 
     def stream_chat(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ask.Message],
         sampling: SamplingParams | None = None,
         *,
-        options: ChatOptions | None = None,
-        **service: Unpack[ServiceOptions],
+        options: ask.ChatOptions | None = None,
+        **service: Unpack[ask.ServiceOptions],
     ) -> Generator[RequestOutput, None, None]:
         """Answer a conversation as ``stream`` completes a prompt; ``options`` as for ``chat``."""
-        requests, _ = self._make.chat(messages, sampling, Service(**service), options=options)
+        requests, _ = self._make.chat(messages, sampling, ask.Service(**service), options=options)
         refuse_stream(requests[0].sampling)
         return self._run(requests)
 
     def embed(
         self,
-        texts: Prompt | Sequence[Prompt],
+        texts: ask.Prompt | Sequence[ask.Prompt],
         *,
         dimensions: int | None = None,
-        **service: Unpack[ServiceOptions],
+        **service: Unpack[ask.ServiceOptions],
     ) -> list[Embedding]:
         """A unit vector (float32 [hidden size]) for each text, or list of token ids.
 
@@ -181,26 +172,26 @@ class LLM:
         to length 1. ``dimensions`` keeps its first values, scaled to length 1 again. The rest is as
         for ``generate``.
         """
-        found = self._gather(self._make.embeddings(texts, dimensions, Service(**service)))
+        found = self._gather(self._make.embeddings(texts, dimensions, ask.Service(**service)))
         return [each.embedding(dimensions) for each in found]
 
     def score(
         self,
-        first: Prompt,
-        others: Prompt | Sequence[Prompt],
-        **service: Unpack[ServiceOptions],
+        first: ask.Prompt,
+        others: ask.Prompt | Sequence[ask.Prompt],
+        **service: Unpack[ask.ServiceOptions],
     ) -> list[float]:
         """How like ``first`` each of ``others`` is: the cosine of their embeddings, -1 to 1.
 
         The keywords are as for ``generate``.
         """
-        return similarities(self._gather(self._make.scores(first, others, Service(**service))))
+        return similarities(self._gather(self._make.scores(first, others, ask.Service(**service))))
 
     def systemone(
         self,
-        state: str | Sequence[Message],
-        questions: Sequence[Question],
-        **service: Unpack[ServiceOptions],
+        state: str | Sequence[ask.Message],
+        questions: Sequence[ask.Question],
+        **service: Unpack[ask.ServiceOptions],
     ) -> list[list[LabelScore]]:
         """Answer many questions on one state by scoring the labels of each.
 
@@ -209,7 +200,7 @@ class LLM:
         scores of its labels in their order: natural logarithms of the probability of all of a
         label's tokens. The keywords are as for ``generate``.
         """
-        found = self._gather(self._make.questions(state, questions, Service(**service)))
+        found = self._gather(self._make.questions(state, questions, ask.Service(**service)))
         return [
             each.label_scores(labels) for each, (_, labels) in zip(found, questions, strict=True)
         ]

@@ -29,6 +29,7 @@ from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody
 from octavo.text import Message
 from octavo.text.members import refuse_others, shown_name, wrong
+from octavo.text.messages import text_of
 
 ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
@@ -37,7 +38,6 @@ _LABELS = frozenset({"type", "role", "content", "id", "status", "phase"})
 _REASONING_LABELS = frozenset({"type", "id", "status", "summary", "content", "encrypted_content"})
 _CALL_LABELS = frozenset({"type", "id", "status", "call_id", "name", "arguments"})
 _RESULT_LABELS = frozenset({"type", "id", "status", "call_id", "output"})
-_PART_LABELS = frozenset({"type", "text", "annotations", "logprobs"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,21 +259,7 @@ _ITEMS: Final[dict[str, Callable[[Mapping[str, Any], str], Message]]] = {
 
 
 def _content(content: object, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise wrong(where, "must be a text or a non-empty list of text parts")
-    return "\n".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
-
-
-def _part(part: object, where: str) -> str:
-    if not isinstance(part, Mapping) or part.get("type") not in _TEXT_PARTS:
-        raise wrong(where, "must be a text part; only text is read")
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise wrong(f"{where}.text", "must be a string")
-    refuse_others(part, _PART_LABELS, where, unless_empty=True)
-    return text
+    return text_of(content, where, kinds=_TEXT_PARTS, labels=("annotations", "logprobs"))
 
 
 # -- what is repeated ----------------------------------------------------------------------------

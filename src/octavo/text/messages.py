@@ -10,10 +10,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from octavo.text.members import shown_name, wrong
+from octavo.text.members import refuse_others, shown_name, wrong
 
 # What a client may call a role → what templates call it.
 ROLES: Final = {
@@ -87,7 +87,7 @@ def _normal_message(message: object, where: str) -> Message:
         normal["tool_calls"] = _calls(calls, f"{where}.tool_calls")
     content = message.get("content")
     may_be_empty = calls is not None and content in (None, [])
-    normal["content"] = "" if may_be_empty else _content(content, f"{where}.content")
+    normal["content"] = "" if may_be_empty else text_of(content, f"{where}.content")
     return normal
 
 
@@ -136,20 +136,32 @@ def _name(value: object, where: str) -> str:
     return value
 
 
-def _content(content: object, where: str) -> str:
+def text_of(
+    content: object,
+    where: str,
+    *,
+    kinds: Collection[str] = ("text",),
+    labels: Collection[str] = (),
+) -> str:
+    """A text, or text parts joined by a line end.
+
+    ``kinds`` are the types of a part. Beside its text it may have ``labels``; where there are some,
+    also other members that are empty.
+
+    Raises:
+        InvalidRequestError: naming the part and what is wrong with it.
+    """
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
-        raise wrong(where, "must be a string or a non-empty list of text parts")
-    return "\n".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
-
-
-def _part(part: object, where: str) -> str:
-    if not isinstance(part, Mapping) or part.get("type") != "text":
-        raise wrong(where, "must be a text part; only text is read")
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise wrong(f"{where}.text", "must be a string")
-    if set(part) - {"type", "text"}:
-        raise wrong(where, "has keys besides type and text")
-    return text
+        raise wrong(where, "must be a text or a non-empty list of text parts")
+    found = []
+    for place, part in ((f"{where}[{i}]", part) for i, part in enumerate(content)):
+        if not isinstance(part, Mapping) or part.get("type") not in kinds:
+            raise wrong(place, "must be a text part; only text is read")
+        text = part.get("text")
+        if not isinstance(text, str):
+            raise wrong(f"{place}.text", "must be a string")
+        refuse_others(part, {"type", "text", *labels}, place, unless_empty=bool(labels))
+        found.append(text)
+    return "\n".join(found)
