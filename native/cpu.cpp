@@ -1,5 +1,6 @@
 #include "cpu.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -64,6 +65,8 @@ double probe_barrier_ns(int threads) {
 }
 
 double probe_read_gbs(int threads, size_t bytes) {
+  constexpr size_t kAhead = 8192;
+  constexpr int kPasses = 6;  // a pass that others disturbed says what they left
   ThreadPool pool(threads);
   Mapping memory(bytes, true);
   struct Context {
@@ -78,16 +81,20 @@ double probe_read_gbs(int threads, size_t bytes) {
     const uint8_t* from = c.data + share * size_t(thread);
     uint64_t sums[8] = {};
     for (size_t at = 0; at < share; at += 64) {
+      __builtin_prefetch(from + at + kAhead);
       uint64_t words[8];
       std::memcpy(words, from + at, 64);
       for (int i = 0; i < 8; ++i) sums[i] += words[i];
     }
     for (uint64_t sum : sums) c.sums[thread] += sum;
   };
-  pool.run(read, &context);
-  const auto start = std::chrono::steady_clock::now();
-  pool.run(read, &context);
-  return double(memory.bytes()) / seconds_since(start) * 1e-9;
+  double fastest = 0.0;
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const auto start = std::chrono::steady_clock::now();
+    pool.run(read, &context);
+    fastest = std::max(fastest, double(memory.bytes()) / seconds_since(start) * 1e-9);
+  }
+  return fastest;
 }
 
 double probe_int8_gops(int threads) {
