@@ -3,6 +3,10 @@
 // Per row, positions are taken in segments of 256 aligned to 0: scores of the whole segment, one
 // softmax, one weighted sum; segments merge in ascending order. A row's bits depend only on its own
 // visible positions: a masked position adds exactly 0, a segment without visible ones is skipped.
+//
+// From an int8 cache, both products are of whole numbers. A row of q, and a row's softmax weights of
+// one segment times the scales of V, are rounded to 15 bits and a sign in units of their own largest
+// value; integer sums have no order, and the scales come behind them.
 #pragma once
 
 OCTAVO_INLINE int imin(int a, int b) { return a < b ? a : b; }
@@ -18,28 +22,78 @@ OCTAVO_INLINE Span visible(const Attention& a, int row) {
   return {imax(lo, a.first_position), position + 1};
 }
 
-// The head's K and V of the page that holds `position`, and the place of the position in it.
-struct PageView {
+// The head's K and V of 16 positions, and for int8 their scales.
+struct Tile {
   const uint8_t* k;
   const uint8_t* v;
-  int offset;
+  const float* k_scale;
+  const float* v_scale;
 };
 
-OCTAVO_INLINE PageView page_view(const Attention& a, int position) {
+// The tile of `position`. `Bytes` per element.
+template <int Bytes>
+OCTAVO_INLINE Tile tile_view(const Attention& a, int position) {
   const int relative = position - a.first_position;
   const int entry = relative / a.block_size;
-  const uint8_t* k = a.layer + size_t(a.table[entry]) * a.page_bytes + a.head_offset;
-  return {k, k + size_t(a.block_size) * a.head_dim * 2, relative - entry * a.block_size};
+  const int offset = (relative - entry * a.block_size) & ~(kTile - 1);
+  const uint8_t* page = a.layer + size_t(a.table[entry]) * a.page_bytes + a.head_offset;
+  const size_t half = size_t(a.block_size) * a.head_dim * Bytes;
+  const uint8_t* k = page + size_t(offset) * a.head_dim * Bytes;
+  const float* k_scale = reinterpret_cast<const float*>(page + 2 * half) + offset;
+  return {k, k + half, k_scale, k_scale + a.block_size};
 }
+
+// Whole numbers of at most 32767 in magnitude that times the result are x [n]; the result is NaN
+// if x holds NaN or an infinity.
+OCTAVO_INLINE float round_to_s16(const float* x, int n, int16_t* to) {
+  F most = f_zero(), spoiled = f_zero();
+  for (int i = 0; i < n; i += 16) {
+    most = f_max(f_abs(f_load(x + i)), most);
+    spoiled = f_fma(f_load(x + i), f_zero(), spoiled);
+  }
+  const float peak = f_maximum(most);
+  const F inverse = f_set1(peak < 0x1p-100f ? 0.0f : 32767.0f / peak);
+  for (int i = 0; i < n; i += 16) i_store_s16(to + i, i_round(f_mul(f_load(x + i), inverse)));
+  return peak / 32767.0f + f_sum(spoiled);
+}
+
+OCTAVO_INLINE int32_t two_s16(const int16_t* p) {
+  int32_t both;
+  __builtin_memcpy(&both, p, 4);
+  return both;
+}
+
+// What a kernel does differently for each type of the cache: Queries, score_tiles, weigh_segment.
+struct Bf16 {
+  static constexpr int kBytes = 2;
+  template <int R>
+  struct Queries {
+    const float* const* rows;
+
+    Queries(const Attention& a, int first_row) : rows(a.q + first_row) {}
+  };
+};
+struct Int8 {
+  static constexpr int kBytes = 1;
+  template <int R>
+  struct Queries {
+    int16_t rows[R][kMaxInt8HeadDim];
+    float scale[R];
+
+    Queries(const Attention& a, int first_row) {
+      for (int r = 0; r < R; ++r) scale[r] = round_to_s16(a.q[first_row + r], a.head_dim, rows[r]);
+    }
+  };
+};
 
 // Scores of R rows against the 16 positions of each of T tiles; K pairs are [head_dim / 2][16][2].
 // Two tiles at a time share the broadcasts of q.
 // Few rows mean decoding: pages come from memory, so lines of the next K and of V are fetched
 // meanwhile.
 template <int R, int T>
-OCTAVO_INLINE void score_tiles(const float* const* q, int head_dim, const uint8_t* const k[T],
-                               const uint8_t* const ahead[2], const uint8_t* const v[T],
-                               F score[T][R]) {
+OCTAVO_INLINE void score_tiles(const Bf16::Queries<R>& queries, int head_dim, const Tile tile[T],
+                               const Tile ahead[2], F score[T][R]) {
+  const float* const* q = queries.rows;
   F even[T][R], odd[T][R];
   for (int t = 0; t < T; ++t) {
     for (int r = 0; r < R; ++r) even[t][r] = odd[t][r] = f_zero();
@@ -47,14 +101,14 @@ OCTAVO_INLINE void score_tiles(const float* const* q, int head_dim, const uint8_
   const I high = i_set1(int32_t(0xffff0000u));
   for (int d = 0; d < head_dim; d += 2) {
     if constexpr (R < 4) {
-      prefetch(ahead[0] + size_t(d) * 32);
-      prefetch(ahead[1] + size_t(d) * 32);
-      for (int t = 0; t < T; ++t) prefetch(v[t] + size_t(d) * 32);
+      prefetch(ahead[0].k + size_t(d) * 32);
+      prefetch(ahead[1].k + size_t(d) * 32);
+      for (int t = 0; t < T; ++t) prefetch(tile[t].v + size_t(d) * 32);
     }
     F k0[T], k1[T];
     OCTAVO_UNROLL(2)
     for (int t = 0; t < T; ++t) {
-      const I pair = i_load(k[t] + size_t(d) * 32);
+      const I pair = i_load(tile[t].k + size_t(d) * 32);
       k0[t] = f_bits(i_shl<16>(pair));
       k1[t] = f_bits(i_and(pair, high));
     }
@@ -73,6 +127,45 @@ OCTAVO_INLINE void score_tiles(const float* const* q, int head_dim, const uint8_
   }
 }
 
+template <int R, int T>
+OCTAVO_INLINE void score_tiles(const Int8::Queries<R>& q, int head_dim, const Tile tile[T],
+                               const Tile ahead[2], F score[T][R]) {
+  I sum[T][R];
+  for (int t = 0; t < T; ++t) {
+    for (int r = 0; r < R; ++r) sum[t][r] = i_set1(0);
+  }
+  if constexpr (R < 4) {
+    prefetch(ahead[0].k_scale);
+    prefetch(ahead[1].k_scale);
+    for (int t = 0; t < T; ++t) prefetch(tile[t].v_scale);
+  }
+  for (int first = 0; first < head_dim; first += 4) {
+    if constexpr (R < 4) {
+      prefetch(ahead[0].k + size_t(first) * 16);
+      prefetch(ahead[1].k + size_t(first) * 16);
+      for (int t = 0; t < T; ++t) prefetch(tile[t].v + size_t(first) * 16);
+    }
+    OCTAVO_UNROLL(2)
+    for (int d = first; d < first + 4; d += 2) {
+      I pair[T];
+      OCTAVO_UNROLL(2)
+      for (int t = 0; t < T; ++t) pair[t] = i_load_s8_pairs(tile[t].k + size_t(d) * 16);
+      OCTAVO_UNROLL(4)
+      for (int r = 0; r < R; ++r) {
+        const int32_t two = two_s16(q.rows[r] + d);
+        OCTAVO_UNROLL(2)
+        for (int t = 0; t < T; ++t) sum[t][r] = i_dot2(sum[t][r], pair[t], two);
+      }
+    }
+  }
+  for (int t = 0; t < T; ++t) {
+    const F scale = f_load(tile[t].k_scale);
+    for (int r = 0; r < R; ++r) {
+      score[t][r] = f_mul(f_from_i(sum[t][r]), f_mul(scale, f_set1(q.scale[r])));
+    }
+  }
+}
+
 // sums[r][0 .. 16·Vectors) += Σ p · V over positions [lo, hi), from dimension d on.
 template <int R, int Vectors>
 OCTAVO_INLINE void weigh_values(const Attention& a, const float* p, int segment, Span span, int d,
@@ -86,8 +179,7 @@ OCTAVO_INLINE void weigh_values(const Attention& a, const float* p, int segment,
   // Pairs outside [lo, hi) are never read, half pairs only on their own side: an unwritten slot
   // may hold NaN.
   for (int tile = span.lo & ~(kTile - 1); tile < span.hi; tile += kTile) {
-    const PageView page = page_view(a, tile);
-    const uint8_t* v = page.v + size_t(page.offset / 2) * pair_bytes + size_t(d) * 4;
+    const uint8_t* v = tile_view<Bf16::kBytes>(a, tile).v + size_t(d) * 4;
     const int begin = imax(span.lo, tile), end = imin(span.hi, tile + kTile);
     int t = begin;
     if (t & 1) {
@@ -129,40 +221,102 @@ OCTAVO_INLINE void weigh_values(const Attention& a, const float* p, int segment,
   }
 }
 
-// Masked scores of R rows against T tiles from `tile` on, into p, and their running maxima.
-template <int R, int T>
-OCTAVO_INLINE void segment_scores(const Attention& a, int first_row, int segment, int tile,
-                                  const Span seen[R], float* p, F best[R]) {
-  const uint8_t* k[T];
-  const uint8_t* v[T];
-  const int last = seen[R - 1].hi - 1;
-  const PageView next[2] = {page_view(a, imin(tile + T * kTile, last)),
-                            page_view(a, imin(tile + (T + 1) * kTile, last))};
-  const size_t tile_bytes = size_t(a.head_dim) * 2 * kTile;
-  const uint8_t* const ahead[2] = {next[0].k + size_t(next[0].offset / kTile) * tile_bytes,
-                                   next[1].k + size_t(next[1].offset / kTile) * tile_bytes};
-  for (int t = 0; t < T; ++t) {
-    const PageView page = page_view(a, tile + t * kTile);
-    k[t] = page.k + size_t(page.offset) * a.head_dim * 2;
-    v[t] = page.v + size_t(page.offset) * a.head_dim * 2;
+template <int R>
+OCTAVO_INLINE void weigh_segment(Bf16, const Attention& a, float* p, int segment, Span span,
+                                 float* sums) {
+  int d = 0;
+  for (; d + 64 <= a.head_dim; d += 64) weigh_values<R, 4>(a, p, segment, span, d, sums);
+  for (; d < a.head_dim; d += 16) weigh_values<R, 1>(a, p, segment, span, d, sums);
+}
+
+// The same from whole numbers: `weights` are 0 where a row sees nothing, so tiles are taken whole.
+template <int R, int Vectors>
+OCTAVO_INLINE void weigh_values(const Attention& a, const int16_t (*weights)[kSegment],
+                                const float* scale, int segment, Span span, int d, float* sums) {
+  I acc[R][Vectors];
+  for (int r = 0; r < R; ++r) {
+    for (int i = 0; i < Vectors; ++i) acc[r][i] = i_set1(0);
   }
-  F score[T][R];
-  score_tiles<R, T>(a.q + first_row, a.head_dim, k, ahead, v, score);
-  for (int t = 0; t < T; ++t) {
-    const int start = tile + t * kTile;
+  const size_t pair_bytes = size_t(a.head_dim) * 2;
+  for (int tile = span.lo & ~(kTile - 1); tile < span.hi; tile += kTile) {
+    const uint8_t* v = tile_view<Int8::kBytes>(a, tile).v + size_t(d) * 2;
+    for (int t = 0; t < kTile; t += 2) {
+      int32_t two[R];
+      for (int r = 0; r < R; ++r) two[r] = two_s16(weights[r] + tile - segment + t);
+      OCTAVO_UNROLL(4)
+      for (int i = 0; i < Vectors; ++i) {
+        const I pair = i_load_s8_pairs(v + t / 2 * pair_bytes + 32 * i);
+        OCTAVO_UNROLL(4)
+        for (int r = 0; r < R; ++r) acc[r][i] = i_dot2(acc[r][i], pair, two[r]);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    float* out = sums + size_t(r) * a.head_dim + d;
+    for (int i = 0; i < Vectors; ++i) {
+      f_store(out + 16 * i, f_mul(f_from_i(acc[r][i]), f_set1(scale[r])));
+    }
+  }
+}
+
+template <int R>
+OCTAVO_INLINE void weigh_segment(Int8, const Attention& a, float* p, int segment, Span span,
+                                 float* sums) {
+  const int first_tile = span.lo & ~(kTile - 1);
+  // A weight of 0 stays 0, whatever an unwritten slot's scale is.
+  for (int tile = first_tile; tile < span.hi; tile += kTile) {
+    const F v_scale = f_load(tile_view<Int8::kBytes>(a, tile).v_scale);
     for (int r = 0; r < R; ++r) {
-      const Mask inside = m_range(seen[r].lo - start, seen[r].hi - start);
+      float* at = p + r * kSegment + tile - segment;
+      const F weight = f_load(at);
+      f_store(at, f_select(f_less(f_zero(), weight), f_mul(weight, v_scale), f_zero()));
+    }
+  }
+  int16_t weights[R][kSegment];
+  float scale[R];
+  const int begin = first_tile - segment;
+  const int count = ((span.hi + kTile - 1) & ~(kTile - 1)) - first_tile;
+  for (int r = 0; r < R; ++r) {
+    scale[r] = round_to_s16(p + r * kSegment + begin, count, weights[r] + begin);
+  }
+  int d = 0;
+  for (; d + 64 <= a.head_dim; d += 64) {
+    weigh_values<R, 4>(a, weights, scale, segment, span, d, sums);
+  }
+  for (; d < a.head_dim; d += 16) {
+    weigh_values<R, 1>(a, weights, scale, segment, span, d, sums);
+  }
+}
+
+// Masked scores of R rows against T tiles from position `start` on, into p, and their running
+// maxima.
+template <class Cache, int R, int T>
+OCTAVO_INLINE void segment_scores(const Attention& a,
+                                  const typename Cache::template Queries<R>& queries, int segment,
+                                  int start, const Span seen[R], float* p, F best[R]) {
+  const int last = seen[R - 1].hi - 1;
+  const Tile ahead[2] = {tile_view<Cache::kBytes>(a, imin(start + T * kTile, last)),
+                         tile_view<Cache::kBytes>(a, imin(start + (T + 1) * kTile, last))};
+  Tile tile[T];
+  for (int t = 0; t < T; ++t) tile[t] = tile_view<Cache::kBytes>(a, start + t * kTile);
+  F score[T][R];
+  score_tiles<R, T>(queries, a.head_dim, tile, ahead, score);
+  for (int t = 0; t < T; ++t) {
+    const int first = start + t * kTile;
+    for (int r = 0; r < R; ++r) {
+      const Mask inside = m_range(seen[r].lo - first, seen[r].hi - first);
       const F masked = f_select(inside, score[t][r], f_set1(-__builtin_inff()));
       best[r] = f_max(best[r], masked);
-      f_store(p + r * kSegment + start - segment, masked);
+      f_store(p + r * kSegment + first - segment, masked);
     }
   }
 }
 
 // Scores and softmax weights of one segment into p [R][256]; per row the maximum and the sum.
-template <int R>
-OCTAVO_INLINE void segment_weights(const Attention& a, int first_row, int segment, Span span,
-                                   float* p, float peak[R], float total[R]) {
+template <class Cache, int R>
+OCTAVO_INLINE void segment_weights(const Attention& a, int first_row,
+                                   const typename Cache::template Queries<R>& queries, int segment,
+                                   Span span, float* p, float peak[R], float total[R]) {
   const int first_tile = span.lo & ~(kTile - 1);
   Span seen[R];
   F best[R];
@@ -172,9 +326,9 @@ OCTAVO_INLINE void segment_weights(const Attention& a, int first_row, int segmen
   }
   int tile = first_tile;
   for (; tile + kTile < span.hi; tile += 2 * kTile) {
-    segment_scores<R, 2>(a, first_row, segment, tile, seen, p, best);
+    segment_scores<Cache, R, 2>(a, queries, segment, tile, seen, p, best);
   }
-  if (tile < span.hi) segment_scores<R, 1>(a, first_row, segment, tile, seen, p, best);
+  if (tile < span.hi) segment_scores<Cache, R, 1>(a, queries, segment, tile, seen, p, best);
   for (int r = 0; r < R; ++r) {
     peak[r] = f_maximum(best[r]);
     const bool blind = peak[r] == -__builtin_inff();
@@ -221,19 +375,19 @@ OCTAVO_INLINE void merge(RowState& state, float peak, float total, const float* 
 }
 
 // Weighted sums of one segment's visible positions, their peaks and totals, of R rows.
-template <int R>
-OCTAVO_INLINE void segment_sums(const Attention& a, int first_row, int segment, Span whole,
-                                float peak[R], float total[R], float* sums) {
+template <class Cache, int R>
+OCTAVO_INLINE void segment_sums(const Attention& a, int first_row,
+                                const typename Cache::template Queries<R>& queries, int segment,
+                                Span whole, float peak[R], float total[R], float* sums) {
   float* p = a.scratch;
   const Span span = {imax(whole.lo, segment), imin(whole.hi, segment + kSegment)};
-  segment_weights<R>(a, first_row, segment, span, p, peak, total);
-  int d = 0;
-  for (; d + 64 <= a.head_dim; d += 64) weigh_values<R, 4>(a, p, segment, span, d, sums);
-  for (; d < a.head_dim; d += 16) weigh_values<R, 1>(a, p, segment, span, d, sums);
+  segment_weights<Cache, R>(a, first_row, queries, segment, span, p, peak, total);
+  weigh_segment<R>(Cache{}, a, p, segment, span, sums);
 }
 
-template <int R>
+template <class Cache, int R>
 static void attend_rows(const Attention& a, int first_row) {
+  const typename Cache::template Queries<R> queries(a, first_row);
   float* sums = a.scratch + 4 * kSegment;
   RowState state[R];
   Span whole = visible(a, first_row);
@@ -253,7 +407,7 @@ static void attend_rows(const Attention& a, int first_row) {
   whole.lo = imax(whole.lo, a.segment * kSegment);
   for (int segment = whole.lo & ~(kSegment - 1); segment < whole.hi; segment += kSegment) {
     float peak[R], total[R];
-    segment_sums<R>(a, first_row, segment, whole, peak, total, sums);
+    segment_sums<Cache, R>(a, first_row, queries, segment, whole, peak, total, sums);
     for (int r = 0; r < R; ++r) {
       float* out = a.out + size_t(first_row + r) * a.head_dim;
       merge(state[r], peak[r], total[r], sums + size_t(r) * a.head_dim, out, a.head_dim);
@@ -267,13 +421,14 @@ static void attend_rows(const Attention& a, int first_row) {
 }
 
 // One whole segment, visible to every row.
-template <int R>
+template <class Cache, int R>
 static void part_rows(const Attention& a, int first_row) {
+  const typename Cache::template Queries<R> queries(a, first_row);
   const float* sums = a.scratch + 4 * kSegment;
   const int segment = a.segment * kSegment;
   float peak[R], total[R];
-  segment_sums<R>(a, first_row, segment, {segment, segment + kSegment}, peak, total,
-                  a.scratch + 4 * kSegment);
+  segment_sums<Cache, R>(a, first_row, queries, segment, {segment, segment + kSegment}, peak, total,
+                         a.scratch + 4 * kSegment);
   for (int r = 0; r < R; ++r) {
     float* part = a.partial + size_t(first_row + r) * partial_stride(a.head_dim);
     for (int d = 0; d < a.head_dim; d += 16) f_store(part + d, f_load(sums + r * a.head_dim + d));
@@ -282,24 +437,26 @@ static void part_rows(const Attention& a, int first_row) {
   }
 }
 
+template <class Cache>
 static void attention(const Attention& a) {
   int row = 0;
-  for (; row + 4 <= a.num_rows; row += 4) attend_rows<4>(a, row);
+  for (; row + 4 <= a.num_rows; row += 4) attend_rows<Cache, 4>(a, row);
   switch (a.num_rows - row) {
-    case 3: attend_rows<3>(a, row); break;
-    case 2: attend_rows<2>(a, row); break;
-    case 1: attend_rows<1>(a, row); break;
+    case 3: attend_rows<Cache, 3>(a, row); break;
+    case 2: attend_rows<Cache, 2>(a, row); break;
+    case 1: attend_rows<Cache, 1>(a, row); break;
     default: break;
   }
 }
 
+template <class Cache>
 static void attention_segment(const Attention& a) {
   int row = 0;
-  for (; row + 4 <= a.num_rows; row += 4) part_rows<4>(a, row);
+  for (; row + 4 <= a.num_rows; row += 4) part_rows<Cache, 4>(a, row);
   switch (a.num_rows - row) {
-    case 3: part_rows<3>(a, row); break;
-    case 2: part_rows<2>(a, row); break;
-    case 1: part_rows<1>(a, row); break;
+    case 3: part_rows<Cache, 3>(a, row); break;
+    case 2: part_rows<Cache, 2>(a, row); break;
+    case 1: part_rows<Cache, 1>(a, row); break;
     default: break;
   }
 }

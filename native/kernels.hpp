@@ -17,6 +17,12 @@ inline constexpr int kGroup = 32;
 inline constexpr int kTile = 16;      // tokens of one attention tile, lanes of one vector
 inline constexpr int kSegment = 256;  // positions of one softmax segment, aligned to 0
 
+// What K and V are rounded to in the cache; see kv.hpp.
+enum class KvType : uint8_t { bf16, int8 };
+inline constexpr int kNumKvTypes = 2;
+// Sums of 16-bit times 8-bit numbers over a longer head would not fit 32 bits.
+inline constexpr int kMaxInt8HeadDim = 512;
+
 struct FormatInfo {
   int group_bytes;
   int super_groups;  // groups behind one header, 0 without headers
@@ -102,12 +108,6 @@ struct Attention {
 };
 inline constexpr size_t partial_stride(int head_dim) { return size_t(head_dim) + 16; }
 
-// K of a page and head: [block/16][head_dim/2][16][2]; V behind it: [block/2][head_dim][2].
-struct CacheSlot {
-  uint16_t* k;  // the token's first pair inside its tile
-  uint16_t* v;  // the token's first element
-};
-
 struct Norm {
   const float* weight;
   int size;
@@ -138,8 +138,8 @@ struct Kernels {
   // silu(gate) · up of rows [begin, end) of one 32-column panel → packed group, wide if a value is
   // above limits[row] · wide.
   void (*gate_pack)(const GatePanel& panel, const PackedRows& out, int group);
-  void (*attention)(const Attention&);
-  void (*attention_segment)(const Attention&);
+  void (*attention[kNumKvTypes])(const Attention&);
+  void (*attention_segment[kNumKvTypes])(const Attention&);
   double (*probe_int8)(int repeats);  // int8 operations done
 };
 

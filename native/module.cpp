@@ -141,6 +141,7 @@ BoundModel* make_model(const nb::dict& o) {
   options.kernels = find_kernels(nb::cast<std::string>(o["isa"]));
   require(options.kernels != nullptr, "unsupported instruction set");
   require(options.threads >= 1 && options.threads <= kMaxThreads, "threads out of range");
+  options.kv.type = nb::cast<bool>(o["int8_kv"]) ? KvType::int8 : KvType::bf16;
   options.kv.block_size = integer("block_size");
   options.kv.num_blocks = integer("num_blocks");
   options.kv.group_layers = nb::cast<std::vector<int>>(o["group_layers"]);
@@ -250,6 +251,7 @@ void bind_model(nb::module_& m) {
 NB_MODULE(_native, m) {
   using namespace octavo;
   m.attr("kernel_revision") = 4;
+  m.attr("max_int8_kv_head_dim") = kMaxInt8HeadDim;
   bind_model(m);
   register_sampler(m);
   m.def("dequantize", &dequantize, "tensor"_a, "out"_a.noconvert(),

@@ -13,5 +13,7 @@
          OCTAVO_UNPACKED(WeightsQ5), OCTAVO_UNPACKED(WeightsQ8),                           \
          OCTAVO_UNPACKED(WeightsQ4K), OCTAVO_UNPACKED(WeightsQ6K),                         \
          OCTAVO_FLOAT(WeightsF32), OCTAVO_FLOAT(WeightsF16), OCTAVO_FLOAT(WeightsBF16)},   \
-        norm_pack, pack_group, gate_pack, attention, attention_segment, probe_int8         \
+        norm_pack, pack_group, gate_pack,                                                  \
+        {attention<Bf16>, attention<Int8>},                                                \
+        {attention_segment<Bf16>, attention_segment<Int8>}, probe_int8                     \
   }

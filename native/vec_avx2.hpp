@@ -199,6 +199,19 @@ OCTAVO_INLINE void i_store_s8(void* p, I x) {
       _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storeu_si128(static_cast<__m128i*>(p), bytes);
 }
+OCTAVO_INLINE void i_store_s16(void* p, I x) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
+  _mm256_storeu_si256(static_cast<__m256i*>(p), words);
+}
+OCTAVO_INLINE I i_load_s8_pairs(const void* p) {
+  const __m128i* q = static_cast<const __m128i*>(p);
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128(q)), _mm256_cvtepi8_epi16(_mm_loadu_si128(q + 1))};
+}
+OCTAVO_INLINE I i_dot2(I acc, I pairs, int32_t two) {
+  const __m256i s = _mm256_set1_epi32(two);
+  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(pairs.a, s)),
+          _mm256_add_epi32(acc.b, _mm256_madd_epi16(pairs.b, s))};
+}
 OCTAVO_INLINE int32_t i_sum(I x) {
   const __m256i s = _mm256_add_epi32(x.a, x.b);
   __m128i y = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));

@@ -105,6 +105,17 @@ OCTAVO_INLINE I run_end(I, I run) { return run; }
 OCTAVO_INLINE void i_store_s8(void* p, I x) {
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
 }
+OCTAVO_INLINE void i_store_s16(void* p, I x) {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
+}
+// Two bytes per lane, widened to 16 bits each.
+OCTAVO_INLINE I i_load_s8_pairs(const void* p) {
+  return _mm512_cvtepi8_epi16(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+}
+// acc + Σ of two s16 · s16 per lane.
+OCTAVO_INLINE I i_dot2(I acc, I pairs, int32_t two) {
+  return _mm512_dpwssd_epi32(acc, pairs, _mm512_set1_epi32(two));
+}
 OCTAVO_INLINE int32_t i_sum(I a) { return _mm512_reduce_add_epi32(a); }
 // 32 int8 of four rows → [8][4] quads; sums of each row's halves.
 OCTAVO_INLINE void i_store_quads(uint8_t* to, const I q[4][2], int32_t sums[4][2]) {

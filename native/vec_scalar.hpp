@@ -169,6 +169,20 @@ OCTAVO_INLINE I run_end(I, I run) { return run; }
 OCTAVO_INLINE void i_store_s8(void* p, I x) {
   for (int i = 0; i < 16; ++i) static_cast<int8_t*>(p)[i] = int8_t(x.v[i]);
 }
+OCTAVO_INLINE void i_store_s16(void* p, I x) {
+  for (int i = 0; i < 16; ++i) static_cast<int16_t*>(p)[i] = int16_t(x.v[i]);
+}
+OCTAVO_INLINE I i_load_s8_pairs(const void* p) {
+  const int8_t* bytes = static_cast<const int8_t*>(p);
+  return each<I>([&](int i) {
+    return int32_t(uint16_t(bytes[2 * i]) | uint32_t(uint16_t(bytes[2 * i + 1])) << 16);
+  });
+}
+OCTAVO_INLINE I i_dot2(I acc, I pairs, int32_t two) {
+  return each<I>([&](int i) {
+    return acc.v[i] + int16_t(pairs.v[i]) * int16_t(two) + (pairs.v[i] >> 16) * (two >> 16);
+  });
+}
 OCTAVO_INLINE int32_t i_sum(I a) {
   int32_t sum = 0;
   for (int i = 0; i < 16; ++i) sum += a.v[i];

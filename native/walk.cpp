@@ -241,7 +241,7 @@ void Walk::charge_attention(Thread& t, const AttentionSpec& spec) const {
       seen -= size_t(task.end - task.begin - 1) * kSegment;  // read once for all of them
     }
   }
-  charge(t, Stage::attention, seen * size_t(spec.kv_heads * spec.head_dim) * 4,
+  charge(t, Stage::attention, seen * size_t(spec.kv_heads) * model_.options_.kv.token_bytes(),
          pairs * size_t(spec.heads * spec.head_dim) * 4);
 }
 
@@ -424,7 +424,7 @@ void Walk::attend_task(const Thread& t, const Op& op, const SharedPages::Task& t
     args.num_rows = ratio;
     args.segment = task.segment;
     args.partial = partial(spec, shared.record[size_t(row)] + task.segment, kv_head);
-    kernels_.attention_segment(args);
+    kernels_.attention_segment[size_t(model_.options_.kv.type)](args);
   }
 }
 
@@ -450,7 +450,7 @@ void Walk::attend(const Thread& t, const Op& op, const Span& span, int kv_head) 
     args.segment = shared->segments[size_t(span.row)];
     args.partial = partial(spec, shared->record[size_t(span.row)], kv_head);
   }
-  kernels_.attention(args);
+  kernels_.attention[size_t(model_.options_.kv.type)](args);
   if (spec.head_dim % kGroup != 0) {  // groups straddle heads: packed when all heads are done
     for (int i = 0; i < n; ++i) {
       float* to = model_.attended_.data() +

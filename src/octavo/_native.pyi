@@ -11,6 +11,7 @@ from octavo.sampling import SampleRow
 _Raw = tuple[int, int, int, NDArray[np.uint8]]  # GGUF type number, rows, columns, bytes
 
 kernel_revision: int
+max_int8_kv_head_dim: int
 
 class Model:
     def __new__(cls, options: Mapping[str, object]) -> Model: ...

@@ -17,7 +17,7 @@ POLICIES = ("reserve", "estimate", "optimistic")
 PROPOSERS = ("off", "ngram", "suffix", "tree", "draft:MODEL")
 DRAFT_MODEL = "draft:"
 ACTIVATIONS = ("int8", "f32")
-KV_DTYPES = ("bf16", "f32")
+KV_DTYPES = ("bf16", "int8")
 
 # Far above what any machine can use: they stop a typing error from sizing an allocation.
 MAX_THREADS = 256

@@ -18,14 +18,23 @@ SPEC = tiny_spec(
 RNG = np.random.default_rng(11)
 PREFIX = RNG.integers(0, 97, 560).tolist()
 SEGMENT = 256
-TOKEN_BYTES = SPEC.num_layers * SPEC.num_kv_heads * SPEC.head_dim * 2 * 2
+HEADS = SPEC.num_layers * SPEC.num_kv_heads
+# Keys and values, and two scales of int8.
+TOKEN_BYTES = {"bf16": HEADS * SPEC.head_dim * 2 * 2, "int8": HEADS * (SPEC.head_dim * 2 + 2 * 4)}
 
 # Per row: how many leading tokens of PREFIX it shares, and how many tokens it has in all.
 ROWS = [(560, 600), (560, 577), (300, 540), (560, 561), (0, 530), (300, 310), (0, 20)]
 
 
-def load(block_size, num_threads):
-    layout = cache_layout(SPEC, block_size=block_size, num_blocks=4096 // block_size)
+@pytest.fixture(params=TOKEN_BYTES)
+def kv_dtype(request):
+    return request.param
+
+
+def load(block_size, num_threads, kv_dtype):
+    layout = cache_layout(
+        SPEC, block_size=block_size, num_blocks=4096 // block_size, kv_dtype=kv_dtype
+    )
     options = BackendOptions(num_threads=num_threads, max_tokens=640)
     return NativeBackend().load(build_program(SPEC), random_tensors(SPEC), layout, options=options)
 
@@ -61,28 +70,28 @@ def attention_bytes(executor):
 
 
 @pytest.mark.parametrize(("block_size", "num_threads"), [(16, 2), (48, 1), (64, 3)])
-def test_shared_pages_are_read_once_and_change_nothing(block_size, num_threads):
-    executor = load(block_size, num_threads)
+def test_shared_pages_are_read_once_and_change_nothing(block_size, num_threads, kv_dtype):
+    executor, token_bytes = load(block_size, num_threads, kv_dtype), TOKEN_BYTES[kv_dtype]
     family = Family(block_size)
     family.prefill(executor)
     alone, unshared = [], 0
     for index, (_, total) in enumerate(ROWS):
         executor.start_profile()
         alone.append(executor.forward(step([family.last(index)])).logits[0])
-        assert attention_bytes(executor) == total * TOKEN_BYTES
+        assert attention_bytes(executor) == total * token_bytes
         unshared += total
     for order in (range(len(ROWS)), [3, 6, 2, 0, 5, 4, 1]):
         executor.start_profile()
         logits = executor.forward(step([family.last(i) for i in order])).logits
         # Three rows share two segments, two more the first of them.
         saved = 4 * SEGMENT + 2 * SEGMENT
-        assert attention_bytes(executor) == (unshared - saved) * TOKEN_BYTES
+        assert attention_bytes(executor) == (unshared - saved) * token_bytes
         for place, index in enumerate(order):
             assert np.array_equal(logits[place], alone[index]), index
 
 
-def test_beside_a_prompt_and_rows_that_do_not_sample():
-    executor = load(16, 2)
+def test_beside_a_prompt_and_rows_that_do_not_sample(kv_dtype):
+    executor = load(16, 2, kv_dtype)
     family = Family(16)
     family.prefill(executor)
     alone = [executor.forward(step([family.last(i)])).logits[0] for i in (0, 1, 3)]
@@ -95,14 +104,14 @@ def test_beside_a_prompt_and_rows_that_do_not_sample():
     total = 600 + 90 + 577 + 561
     # The last layer goes on with the rows that sample: it reads every row's pages by itself.
     saved = 2 * 2 * SEGMENT * (SPEC.num_layers - 1) / SPEC.num_layers
-    assert attention_bytes(executor) == (total - saved) * TOKEN_BYTES
+    assert attention_bytes(executor) == (total - saved) * TOKEN_BYTES[kv_dtype]
     for place, want in zip((0, 2, 3, 1), (*alone, expected), strict=True):
         assert np.array_equal(logits[place], want)
 
 
-def test_a_long_row_alone_is_split_without_a_change():
+def test_a_long_row_alone_is_split_without_a_change(kv_dtype):
     # With few rows every whole segment is an item; beside sixteen others none is.
-    executor = load(16, 2)
+    executor = load(16, 2, kv_dtype)
     family = Family(16)
     family.prefill(executor)
     alone = executor.forward(step([family.last(4)])).logits[0]

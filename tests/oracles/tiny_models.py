@@ -82,8 +82,13 @@ def dense_logits(
     tensors: dict[str, LogicalTensor],
     tokens: list[int],
     windows: list[int | None] | None = None,
+    *,
+    kv_dtype: str = "f64",
 ) -> Floats:
-    """Logits [T, V] of every position, attending within one contiguous sequence."""
+    """Logits [T, V] of every position, attending within one contiguous sequence.
+
+    With ``kv_dtype`` int8, keys and values are rounded before they are attended to.
+    """
     weights = {name: t.dequantize().astype(np.float64) for name, t in tensors.items()}
     x = weights["token_embd.weight"][tokens]
     for layer in range(spec.num_layers):
@@ -93,7 +98,8 @@ def dense_logits(
             if name.startswith(f"blk.{layer}.")
         }
         window = windows[layer] if windows else None
-        x = x + _attention(spec, block, _norm(x, block["attn_norm.weight"], spec), window)
+        h = _norm(x, block["attn_norm.weight"], spec)
+        x = x + _attention(spec, block, h, window, rounded=kv_dtype == "int8")
         h = _norm(x, block["ffn_norm.weight"], spec)
         gate = h @ block["ffn_gate.weight"].T
         up = h @ block["ffn_up.weight"].T
@@ -106,7 +112,9 @@ def _norm(x: Floats, weight: Floats, spec: ModelSpec) -> Floats:
     return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + spec.rms_eps) * weight
 
 
-def _attention(spec: ModelSpec, block: dict[str, Floats], h: Floats, window: int | None) -> Floats:
+def _attention(
+    spec: ModelSpec, block: dict[str, Floats], h: Floats, window: int | None, *, rounded: bool
+) -> Floats:
     def project(name: str, heads: int) -> Floats:
         out = h @ block[f"{name}.weight"].T + block.get(f"{name}.bias", 0.0)
         return out.reshape(len(h), heads, spec.head_dim)
@@ -114,6 +122,8 @@ def _attention(spec: ModelSpec, block: dict[str, Floats], h: Floats, window: int
     query = _rope(spec, project("attn_q", spec.num_heads))
     key = _rope(spec, project("attn_k", spec.num_kv_heads))
     value = project("attn_v", spec.num_kv_heads)
+    if rounded:
+        key, value = _through_int8(key), _through_int8(value)
     out = np.zeros_like(query)
     share = spec.num_heads // spec.num_kv_heads
     for head in range(spec.num_heads):
@@ -125,6 +135,12 @@ def _attention(spec: ModelSpec, block: dict[str, Floats], h: Floats, window: int
             out[position, head] = weights / weights.sum() @ value[seen, head // share]
     flat = out.reshape(len(h), -1)
     return flat @ block["attn_output.weight"].T + block.get("attn_output.bias", 0.0)
+
+
+def _through_int8(x: Floats) -> Floats:
+    """Rounded to 255 steps of one size per (token, head)."""
+    step = np.abs(x).max(axis=2, keepdims=True) / 127
+    return np.round(x / step) * step
 
 
 def _rope(spec: ModelSpec, x: Floats) -> Floats:

@@ -6,6 +6,7 @@ import argparse
 import re
 
 from octavo.config import (
+    KV_DTYPES,
     POLICIES,
     PROPOSERS,
     CacheConfig,
@@ -92,6 +93,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--block-size", type=positive_integer, default=_CACHE.block_size, metavar="TOKENS",
         help="tokens per KV block (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--kv-dtype", choices=KV_DTYPES, default=_CACHE.kv_dtype,
+        help="numbers of the KV cache: int8 holds almost twice the tokens and rounds more coarsely "
+        "(default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--max-num-seqs", type=positive_integer, default=_SCHEDULER.max_num_seqs, metavar="N",
@@ -200,7 +206,11 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
             num_threads=arguments.num_threads,
             max_model_len=arguments.max_model_len,
         ),
-        cache=CacheConfig(block_size=arguments.block_size, kv_bytes=arguments.kv_memory),
+        cache=CacheConfig(
+            block_size=arguments.block_size,
+            kv_bytes=arguments.kv_memory,
+            kv_dtype=arguments.kv_dtype,
+        ),
         scheduler=SchedulerConfig(
             max_num_seqs=arguments.max_num_seqs,
             max_num_batched_tokens=arguments.max_num_batched_tokens,

@@ -232,7 +232,9 @@ def _fitting_blocks(
 
 
 def _kv_dtype(config: EngineConfig) -> str:
-    return "f32" if config.model.backend == "reference" else config.cache.kv_dtype
+    """What was asked for; the reference backend rounds to no floats narrower than its own."""
+    is_float = config.cache.kv_dtype == "bf16"
+    return "f32" if is_float and config.model.backend == "reference" else config.cache.kv_dtype
 
 
 def _text_digest(tokenizer: Tokenizer, template: ChatTemplate) -> str:

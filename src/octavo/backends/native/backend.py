@@ -29,6 +29,7 @@ _MAX_THREADS = 256
 _MAX_STEP_TOKENS = 65536
 _MAX_HEAD_RATIO = 64
 _ACTIVATIONS = ("int8", "f32")
+_KV_DTYPES = ("bf16", "int8")
 _NO_BIAS = np.empty(0, np.float32)
 
 # (GGUF type number, rows, columns, bytes): a tensor as the native packer takes it.
@@ -65,6 +66,7 @@ class NativeBackend:
                 "max_tokens": options.max_tokens,
                 "int8_activations": options.activation == "int8",
                 "isa": isa,
+                "int8_kv": layout.kv_dtype == "int8",
                 "block_size": layout.block_size,
                 "num_blocks": layout.num_blocks,
                 "group_layers": list(layout.group_layers),
@@ -92,9 +94,12 @@ class NativeBackend:
         )
 
     def kv_block_bytes(self, layout: CacheLayout, group: int) -> int:
-        """Bytes of one block over the group's layers; bf16 K and V, no scales, no padding."""
-        per_token = layout.num_kv_heads * layout.head_dim * 2 * 2
-        return layout.group_layers[group] * layout.block_size * per_token
+        """Bytes of one block over the group's layers; no padding.
+
+        int8 K and V have a float32 scale each per token and head, bf16 has none.
+        """
+        per_head = layout.head_dim * 2 + 8 if layout.kv_dtype == "int8" else layout.head_dim * 4
+        return layout.group_layers[group] * layout.block_size * layout.num_kv_heads * per_head
 
 
 def _check_isa(isa: str) -> str:
@@ -129,9 +134,17 @@ def _check_options(options: BackendOptions, layout: CacheLayout) -> None:
             "change max_num_batched_tokens",
             param="max_num_batched_tokens",
         )
-    if layout.kv_dtype != "bf16":
+    if layout.kv_dtype not in _KV_DTYPES:
         raise ConfigError(
-            f"kv_dtype '{layout.kv_dtype}' is not supported by the native backend; use bf16",
+            f"kv_dtype '{layout.kv_dtype}' is not supported by the native backend; "
+            f"choose one of {', '.join(_KV_DTYPES)}",
+            param="kv_dtype",
+        )
+    longest = _native.max_int8_kv_head_dim
+    if layout.kv_dtype == "int8" and layout.head_dim > longest:
+        raise ConfigError(
+            f"head_dim {layout.head_dim} is more than {longest}, the most that an int8 KV cache "
+            "takes; use --kv-dtype bf16",
             param="kv_dtype",
         )
     if layout.block_size < 16 or layout.block_size % 16:

@@ -35,6 +35,8 @@ class PagedCache:
         value: Floats,
     ) -> None:
         """Store key and value [T, kv_heads, head_dim] at (block, offset) ``slots``."""
+        if self.layout.kv_dtype == "int8":
+            key, value = through_int8(key), through_int8(value)
         self._keys[group][layer][slots] = key
         self._values[group][layer][slots] = value
 
@@ -52,6 +54,14 @@ class PagedCache:
         """Forget blocks: NaN in every slot of every group and layer."""
         for pool in (*self._keys, *self._values):
             pool[:, blocks] = np.nan
+
+
+def through_int8(x: Floats) -> Floats:
+    """What int8 leaves of x [..., head_dim]: whole multiples of its largest magnitude / 127."""
+    peak = np.abs(x).max(axis=-1, keepdims=True)
+    scale = np.maximum(peak, np.float32(2.0**-100)) / np.float32(127)
+    rounded: Floats = np.rint(x / scale) * scale
+    return rounded
 
 
 def slots_of(

@@ -35,7 +35,7 @@ REVISION = 1
 
 
 class ReferenceExecutor:
-    """A model in float32 with a float32 pool, whatever the layout's KV dtype asks for."""
+    """A model in float32 with a float32 pool; a KV dtype of int8 rounds what is written to it."""
 
     def __init__(
         self, program: Program, tensors: Mapping[str, LogicalTensor], layout: CacheLayout
@@ -51,7 +51,8 @@ class ReferenceExecutor:
     @property
     def fingerprint(self) -> str:
         """Names the arithmetic; numpy's BLAS makes this backend a tolerance oracle only."""
-        return f"reference/{REVISION}/numpy/f32/kv-f32"
+        kv = "int8" if self._cache.layout.kv_dtype == "int8" else "f32"
+        return f"reference/{REVISION}/numpy/f32/kv-{kv}"
 
     @property
     def progress(self) -> int:
