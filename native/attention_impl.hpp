@@ -9,6 +9,10 @@
 // value; integer sums have no order, and the scales come behind them.
 #pragma once
 
+// Inner loops are functions of their own: GCC would hold the constants of the exponential in
+// registers around them, and the sums in memory.
+#define OCTAVO_OUTLINE static __attribute__((noinline))
+
 OCTAVO_INLINE int imin(int a, int b) { return a < b ? a : b; }
 OCTAVO_INLINE int imax(int a, int b) { return a > b ? a : b; }
 
@@ -130,9 +134,13 @@ OCTAVO_INLINE void score_tiles(const Bf16::Queries<R>& queries, int head_dim, co
 template <int R, int T>
 OCTAVO_INLINE void score_tiles(const Int8::Queries<R>& q, int head_dim, const Tile tile[T],
                                const Tile ahead[2], F score[T][R]) {
-  I sum[T][R];
+  // Two chains of sums each, so that none is waited for. All loops over rows and tiles are unrolled:
+  // GCC keeps arrays in memory that any loop indexes.
+  I even[T][R], odd[T][R];
+  OCTAVO_UNROLL(2)
   for (int t = 0; t < T; ++t) {
-    for (int r = 0; r < R; ++r) sum[t][r] = i_set1(0);
+    OCTAVO_UNROLL(4)
+    for (int r = 0; r < R; ++r) even[t][r] = odd[t][r] = i_set1(0);
   }
   if constexpr (R < 4) {
     prefetch(ahead[0].k_scale);
@@ -145,23 +153,29 @@ OCTAVO_INLINE void score_tiles(const Int8::Queries<R>& q, int head_dim, const Ti
       prefetch(ahead[1].k + size_t(first) * 16);
       for (int t = 0; t < T; ++t) prefetch(tile[t].v + size_t(first) * 16);
     }
+    I k0[T], k1[T];
     OCTAVO_UNROLL(2)
-    for (int d = first; d < first + 4; d += 2) {
-      I pair[T];
+    for (int t = 0; t < T; ++t) {
+      k0[t] = i_load_s8_pairs(tile[t].k + size_t(first) * 16);
+      k1[t] = i_load_s8_pairs(tile[t].k + size_t(first) * 16 + 32);
+    }
+    OCTAVO_UNROLL(4)
+    for (int r = 0; r < R; ++r) {
+      const int32_t q0 = two_s16(q.rows[r] + first), q1 = two_s16(q.rows[r] + first + 2);
       OCTAVO_UNROLL(2)
-      for (int t = 0; t < T; ++t) pair[t] = i_load_s8_pairs(tile[t].k + size_t(d) * 16);
-      OCTAVO_UNROLL(4)
-      for (int r = 0; r < R; ++r) {
-        const int32_t two = two_s16(q.rows[r] + d);
-        OCTAVO_UNROLL(2)
-        for (int t = 0; t < T; ++t) sum[t][r] = i_dot2(sum[t][r], pair[t], two);
+      for (int t = 0; t < T; ++t) {
+        even[t][r] = i_dot2(even[t][r], k0[t], q0);
+        odd[t][r] = i_dot2(odd[t][r], k1[t], q1);
       }
     }
   }
+  OCTAVO_UNROLL(2)
   for (int t = 0; t < T; ++t) {
     const F scale = f_load(tile[t].k_scale);
+    OCTAVO_UNROLL(4)
     for (int r = 0; r < R; ++r) {
-      score[t][r] = f_mul(f_from_i(sum[t][r]), f_mul(scale, f_set1(q.scale[r])));
+      const F sum = f_from_i(i_add(even[t][r], odd[t][r]));
+      score[t][r] = f_mul(sum, f_mul(scale, f_set1(q.scale[r])));
     }
   }
 }
@@ -231,10 +245,12 @@ OCTAVO_INLINE void weigh_segment(Bf16, const Attention& a, float* p, int segment
 
 // The same from whole numbers: `weights` are 0 where a row sees nothing, so tiles are taken whole.
 template <int R, int Vectors>
-OCTAVO_INLINE void weigh_values(const Attention& a, const int16_t (*weights)[kSegment],
+OCTAVO_OUTLINE void weigh_values(const Attention& a, const int16_t (*weights)[kSegment],
                                 const float* scale, int segment, Span span, int d, float* sums) {
   I acc[R][Vectors];
+  OCTAVO_UNROLL(4)
   for (int r = 0; r < R; ++r) {
+    OCTAVO_UNROLL(4)
     for (int i = 0; i < Vectors; ++i) acc[r][i] = i_set1(0);
   }
   const size_t pair_bytes = size_t(a.head_dim) * 2;
@@ -242,6 +258,7 @@ OCTAVO_INLINE void weigh_values(const Attention& a, const int16_t (*weights)[kSe
     const uint8_t* v = tile_view<Int8::kBytes>(a, tile).v + size_t(d) * 2;
     for (int t = 0; t < kTile; t += 2) {
       int32_t two[R];
+      OCTAVO_UNROLL(4)
       for (int r = 0; r < R; ++r) two[r] = two_s16(weights[r] + tile - segment + t);
       OCTAVO_UNROLL(4)
       for (int i = 0; i < Vectors; ++i) {
@@ -251,8 +268,10 @@ OCTAVO_INLINE void weigh_values(const Attention& a, const int16_t (*weights)[kSe
       }
     }
   }
+  OCTAVO_UNROLL(4)
   for (int r = 0; r < R; ++r) {
     float* out = sums + size_t(r) * a.head_dim + d;
+    OCTAVO_UNROLL(4)
     for (int i = 0; i < Vectors; ++i) {
       f_store(out + 16 * i, f_mul(f_from_i(acc[r][i]), f_set1(scale[r])));
     }
@@ -312,6 +331,18 @@ OCTAVO_INLINE void segment_scores(const Attention& a,
   }
 }
 
+// The same for all tiles of a span.
+template <class Cache, int R>
+OCTAVO_OUTLINE void span_scores(const Attention& a,
+                                const typename Cache::template Queries<R>& queries, int segment,
+                                Span span, const Span seen[R], float* p, F best[R]) {
+  int tile = span.lo & ~(kTile - 1);
+  for (; tile + kTile < span.hi; tile += 2 * kTile) {
+    segment_scores<Cache, R, 2>(a, queries, segment, tile, seen, p, best);
+  }
+  if (tile < span.hi) segment_scores<Cache, R, 1>(a, queries, segment, tile, seen, p, best);
+}
+
 // Scores and softmax weights of one segment into p [R][256]; per row the maximum and the sum.
 template <class Cache, int R>
 OCTAVO_INLINE void segment_weights(const Attention& a, int first_row,
@@ -324,17 +355,13 @@ OCTAVO_INLINE void segment_weights(const Attention& a, int first_row,
     seen[r] = visible(a, first_row + r);
     best[r] = f_set1(-__builtin_inff());
   }
-  int tile = first_tile;
-  for (; tile + kTile < span.hi; tile += 2 * kTile) {
-    segment_scores<Cache, R, 2>(a, queries, segment, tile, seen, p, best);
-  }
-  if (tile < span.hi) segment_scores<Cache, R, 1>(a, queries, segment, tile, seen, p, best);
+  span_scores<Cache, R>(a, queries, segment, span, seen, p, best);
   for (int r = 0; r < R; ++r) {
     peak[r] = f_maximum(best[r]);
     const bool blind = peak[r] == -__builtin_inff();
     const F offset = f_set1(blind ? 0.0f : peak[r]);
     F sum = f_zero();
-    for (tile = first_tile; tile < span.hi; tile += kTile) {
+    for (int tile = first_tile; tile < span.hi; tile += kTile) {
       float* at = p + r * kSegment + tile - segment;
       const F weight = f_exp(f_sub(f_load(at), offset));
       sum = f_add(sum, weight);

@@ -114,7 +114,9 @@ OCTAVO_INLINE I i_load_s8_pairs(const void* p) {
 }
 // acc + Σ of two s16 · s16 per lane.
 OCTAVO_INLINE I i_dot2(I acc, I pairs, int32_t two) {
-  return _mm512_dpwssd_epi32(acc, pairs, _mm512_set1_epi32(two));
+  acc = _mm512_dpwssd_epi32(acc, pairs, _mm512_set1_epi32(two));
+  asm("" : "+v"(acc));  // GCC would copy each sum before and after
+  return acc;
 }
 OCTAVO_INLINE int32_t i_sum(I a) { return _mm512_reduce_add_epi32(a); }
 // 32 int8 of four rows → [8][4] quads; sums of each row's halves.

@@ -9,10 +9,11 @@ import pytest
 
 from octavo.backends.native import NativeBackend
 from octavo.backends.program import BackendOptions, PagedAttention
+from octavo.backends.reference import ReferenceBackend
 from octavo.models import build_program, cache_layout
 from octavo.models.rope import default_rope
 from oracles.step_batches import Row, step
-from oracles.tiny_models import dense_logits, random_tensors, tiny_spec
+from oracles.tiny_models import dense_logits, random_tensors, tensor, tiny_spec
 
 VARIANTS = {
     "ratio 2": {},
@@ -39,7 +40,9 @@ def kv_dtype(request):
     return request.param
 
 
-def load(spec, *, block_size=16, kv_dtype="bf16", windows=None, **options):
+def load(
+    spec, *, block_size=16, kv_dtype="bf16", windows=None, tensors=None, backend=None, **options
+):
     program = build_program(spec)
     if windows:
         ops = tuple(
@@ -53,7 +56,8 @@ def load(spec, *, block_size=16, kv_dtype="bf16", windows=None, **options):
     chosen = BackendOptions(
         **({"activation": "f32", "num_threads": 2, "max_tokens": 640} | options)
     )
-    return NativeBackend().load(program, random_tensors(spec), layout, options=chosen)
+    backend = backend or NativeBackend()
+    return backend.load(program, tensors or random_tensors(spec), layout, options=chosen)
 
 
 def table_of(num_tokens, block_size, seed=1):
@@ -208,6 +212,72 @@ def test_a_step_without_tokens_still_copies(kv_dtype):
     run(executor, TOKENS[:16], [3], 16)
     executor.forward(step([], copies=[[0, 3, 4, 16]]))
     assert np.array_equal(executor.read_block(0, 0, 3)[0], executor.read_block(0, 0, 4)[0])
+
+
+def test_int8_slots_hold_what_the_reference_rounds_to():
+    """Of every block, K and V: whole multiples of the token's own scale, the same ones."""
+    spec = tiny_spec(**VARIANTS["ratio 3, wide"])
+    native = load(spec, kv_dtype="int8")
+    reference = load(spec, kv_dtype="int8", backend=ReferenceBackend())
+    floats = load(spec, kv_dtype="f32", backend=ReferenceBackend())
+    table = table_of(100, 16)
+    for executor in (native, reference, floats):
+        run(executor, TOKENS[:96], table, 96)
+    for block in table[:6]:
+        for ours, theirs, exact in zip(
+            *(executor.read_block(0, 0, block) for executor in (native, reference, floats)),
+            strict=True,
+        ):
+            scale = np.abs(exact).max(axis=-1, keepdims=True) / 127
+            assert np.abs(np.abs(ours).max(axis=-1, keepdims=True) - 127 * scale).max() < 1e-5
+            steps = np.abs(ours - theirs) / scale
+            # What lies in the middle of two numbers goes either way: the floats differ a little.
+            assert (steps < 1e-3).mean() > 0.999
+            assert steps.max() < 1.001
+            assert np.abs(ours - exact).max() <= 0.501 * scale.max()
+
+
+@pytest.mark.parametrize("name", ["attn_k", "attn_v"])
+@pytest.mark.parametrize("factor", [0.0, 1e-33, 1e-12, 1e12])
+def test_rows_of_any_size_are_finite(name, factor, kv_dtype):
+    """A row of zeros has no scale, and one below what a scale can say is zero."""
+    spec = tiny_spec()
+    tensors = random_tensors(spec)
+    weight = tensors[f"blk.0.{name}.weight"]
+    tensors[weight.name] = tensor(weight.name, weight.dequantize() * np.float32(factor))
+    expected = dense_logits(spec, tensors, TOKENS[:40], kv_dtype=kv_dtype)
+    for isa in ("scalar", "avx2", ""):
+        executor = load(spec, isa=isa, kv_dtype=kv_dtype, tensors=tensors)
+        actual = run(executor, TOKENS[:40], [3, 1, 2], 11)
+        assert np.abs(actual - expected).max() <= 1e-2 * np.abs(expected).max()
+        assert factor or not np.any(executor.read_block(0, 0, 1)[name == "attn_v"])
+
+
+@pytest.mark.parametrize("spoilt", [np.nan, np.inf])
+def test_what_is_no_number_stays_none(spoilt, kv_dtype):
+    """Rounding must not turn a broken row of K and V into a plausible one."""
+    spec = tiny_spec(tied_head=False)
+    tensors = random_tensors(spec)
+    values = tensors["token_embd.weight"].dequantize().copy()
+    values[96, 5] = spoilt
+    tensors["token_embd.weight"] = tensor("token_embd.weight", values)
+    tokens = [token % 96 for token in TOKENS[:40]]
+    clean = run(load(spec, kv_dtype=kv_dtype), tokens, [3, 1, 2], 40)
+    tokens[20] = 96
+    for isa in ("scalar", "avx2", ""):
+        executor = load(spec, isa=isa, kv_dtype=kv_dtype, tensors=tensors)
+        logits = run(executor, tokens, [3, 1, 2], 40)
+        assert np.array_equal(logits[:20], clean[:20])
+        assert np.isnan(logits[21:]).all(), isa
+
+
+def test_a_visible_slot_that_nobody_wrote_spoils_the_row(kv_dtype):
+    spec = tiny_spec()
+    executor = load(spec, kv_dtype=kv_dtype)
+    run(executor, TOKENS[:40], [3, 1, 2], 40)
+    executor.poison_blocks(np.array([1], np.int32))
+    row = Row(tokens=TOKENS[40:41], table=[3, 1, 2], start=40, logits_at=[0])
+    assert np.isnan(executor.forward(step([row])).logits).all()
 
 
 def test_progress_counts_layers():

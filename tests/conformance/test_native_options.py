@@ -13,12 +13,14 @@ from octavo.backends.native import NativeBackend, default_num_threads, probe_mac
 from octavo.backends.program import BackendOptions
 from octavo.errors import ConfigError
 from octavo.models import build_program, cache_layout
+from octavo.models.rope import default_rope
 from oracles.step_batches import Row, step
 from oracles.tiny_models import random_tensors, tiny_spec
 
 
-def load(*, block_size=16, num_blocks=8, kv_dtype="bf16", **options):
-    spec = tiny_spec()
+def load(*, block_size=16, num_blocks=8, kv_dtype="bf16", head_dim=16, **options):
+    rope = default_rope(head_dim, 10000.0, interleaved=False)
+    spec = tiny_spec(head_dim=head_dim, rope=rope)
     layout = cache_layout(spec, block_size=block_size, num_blocks=num_blocks, kv_dtype=kv_dtype)
     return NativeBackend().load(
         build_program(spec), random_tensors(spec), layout, options=BackendOptions(**options)
@@ -35,7 +37,9 @@ def load(*, block_size=16, num_blocks=8, kv_dtype="bf16", **options):
         ({"max_tokens": 0}, ("0", "max_num_batched_tokens")),
         ({"block_size": 8}, ("8", "16")),
         ({"num_blocks": 0}, ("0", "--kv-memory")),
-        ({"kv_dtype": "fp8"}, ("fp8", "bf16")),
+        ({"kv_dtype": "fp8"}, ("fp8", "bf16, int8")),
+        ({"kv_dtype": "f32"}, ("f32", "bf16, int8")),
+        ({"kv_dtype": "int8", "head_dim": 528}, ("528", "512", "--kv-dtype bf16")),
     ],
 )
 def test_impossible_options_are_refused_by_name(options, words):
@@ -55,12 +59,14 @@ def test_info_says_what_runs():
 def test_the_fingerprint_names_the_activation_mode_not_the_instruction_set():
     assert load(isa="scalar").fingerprint == load(isa="avx2").fingerprint
     assert load(activation="f32").fingerprint != load().fingerprint
+    assert load(kv_dtype="int8").fingerprint == load().fingerprint.replace("kv-bf16", "kv-int8")
 
 
-def test_block_bytes_count_all_layers():
+@pytest.mark.parametrize(("kv_dtype", "per_head"), [("bf16", 16 * 2 * 2), ("int8", 16 * 2 + 2 * 4)])
+def test_block_bytes_count_all_layers_and_scales(kv_dtype, per_head):
     spec = tiny_spec()
-    layout = cache_layout(spec, block_size=32, num_blocks=4)
-    expected = spec.num_layers * 32 * spec.num_kv_heads * spec.head_dim * 2 * 2
+    layout = cache_layout(spec, block_size=32, num_blocks=4, kv_dtype=kv_dtype)
+    expected = spec.num_layers * 32 * spec.num_kv_heads * per_head
     assert NativeBackend().kv_block_bytes(layout, 0) == expected
 
 

@@ -28,8 +28,8 @@ VARIANTS = {
 }
 
 
-def load(spec, tensors, *, block_size=4, num_blocks=64) -> ReferenceExecutor:
-    layout = cache_layout(spec, block_size=block_size, num_blocks=num_blocks)
+def load(spec, tensors, *, block_size=4, num_blocks=64, kv_dtype="f32") -> ReferenceExecutor:
+    layout = cache_layout(spec, block_size=block_size, num_blocks=num_blocks, kv_dtype=kv_dtype)
     return ReferenceBackend().load(build_program(spec), tensors, layout, options=BackendOptions())
 
 
@@ -48,6 +48,23 @@ def test_one_chunk_equals_the_dense_forward(variant):
     expected = dense_logits(spec, tensors, TOKENS)
     assert_close(output.logits, expected)
     assert list(output.token_ids) == expected.argmax(axis=1).tolist()
+
+
+def test_an_int8_cache_rounds_what_is_written():
+    spec = tiny_spec()
+    tensors = random_tensors(spec)
+    executor = load(spec, tensors, kv_dtype="int8")
+    parts = [
+        executor.forward(
+            step([Row(tokens=TOKENS[i : i + 8], table=range(10), start=i, logits_at=range(8))])
+        ).logits
+        for i in range(0, 40, 8)
+    ]
+    expected = dense_logits(spec, tensors, TOKENS, kv_dtype="int8")
+    assert np.abs(np.concatenate(parts) - expected).max() <= 2e-3 * np.abs(expected).max()
+    exact = dense_logits(spec, tensors, TOKENS)
+    assert np.abs(expected - exact).max() > 5e-3 * np.abs(expected).max()
+    assert executor.fingerprint != load(spec, tensors).fingerprint
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])

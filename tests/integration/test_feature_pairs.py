@@ -53,6 +53,7 @@ FACTORS = {
     "deadline": ("none", "near"),
     "block_size": ("16", "32"),
     "threads": ("2", "1"),
+    "kv_dtype": ("bf16", "int8"),
 }
 # What cannot be had together, and why.
 INCOMPATIBLE = {
@@ -149,7 +150,7 @@ _GENERATIONS = iter(range(1, 1 << 30))
 
 
 class Bench:
-    """Models by (block size, threads, whether another drafts), and answers of requests alone."""
+    """Models by (block size, threads, KV dtype, whether another drafts), and requests alone."""
 
     def __init__(self, path: Path, small: Path, length: int) -> None:
         self._path, self._small, self.length = path, small, length
@@ -158,12 +159,14 @@ class Bench:
         self.model = cache(self._load)
         self.alone = cache(self._alone)
 
-    def _load(self, block_size: int, threads: int, drafts: bool) -> LoadedModel:
+    def _load(self, block_size: int, threads: int, kv_dtype: str, drafts: bool) -> LoadedModel:
         speculate = f"draft:{self._small}" if drafts else "off"
         loaded = load_runner(
             EngineConfig(
                 model=ModelConfig(model=str(self._path), num_threads=threads, max_model_len=512),
-                cache=CacheConfig(block_size=block_size, num_blocks=4096 // block_size),
+                cache=CacheConfig(
+                    block_size=block_size, num_blocks=4096 // block_size, kv_dtype=kv_dtype
+                ),
                 scheduler=SchedulerConfig(speculate=speculate),
             )
         )
@@ -172,7 +175,7 @@ class Bench:
 
     def rig(self, row: Row, **options: Any) -> Rig:
         drafts = row["speculate"] == "draft"
-        model = self.model(int(row["block_size"]), int(row["threads"]), drafts)
+        model = self.model(int(row["block_size"]), int(row["threads"]), row["kv_dtype"], drafts)
         if self._grammars is None:
             self._grammars = GrammarCompiler(token_table(model.tokenizer))
         speculate = f"draft:{self._small}" if drafts else row["speculate"]
@@ -182,9 +185,9 @@ class Bench:
         rig.engine.scheduler.speculation.step_cost = 1000
         return rig
 
-    def _alone(self, prompt: str, sampling: SamplingParams) -> Answer:
+    def _alone(self, prompt: str, sampling: SamplingParams, kv_dtype: str = "bf16") -> Answer:
         """The request by itself in an engine with nothing on."""
-        plain = {"block_size": "16", "threads": "2", "speculate": "off"}
+        plain = {"block_size": "16", "threads": "2", "speculate": "off", "kv_dtype": kv_dtype}
         rig = self.rig(plain, prefix_cache=False)
         rig.submit(FOCUS, rig.tokenizer.encode(prompt), sampling)
         rig.run()
@@ -207,6 +210,7 @@ def bench(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def sampling_of(row: Row, bench: Bench) -> SamplingParams:
     """What the row's request asks for; a stop string is one that its answer has."""
+    kv_dtype = row["kv_dtype"]
     branches: dict[str, Any] = {
         "one": {},
         "n": {"n": 3},
@@ -223,12 +227,15 @@ def sampling_of(row: Row, bench: Bench) -> SamplingParams:
     if row["logprobs"] == "yes":
         chosen = replace(chosen, logprobs=2)
     if row["logit_bias"] == "yes":
-        first = bench.alone(PROMPT, replace(chosen, grammar=None)).branches[0].token_ids[0]
+        first = (
+            bench.alone(PROMPT, replace(chosen, grammar=None), kv_dtype).branches[0].token_ids[0]
+        )
         chosen = replace(chosen, logit_bias=((first, -4.0), (198, 2.0)))
     if row["grammar"] == "yes":
         chosen = replace(chosen, grammar=Grammar(kind="regex", text=WORDS))
     if row["stop"] == "yes":
-        chosen = replace(chosen, stop=(late_piece(bench.alone(PROMPT, chosen).branches[0].text),))
+        said = bench.alone(PROMPT, chosen, kv_dtype).branches[0].text
+        chosen = replace(chosen, stop=(late_piece(said),))
     return chosen
 
 
@@ -304,15 +311,15 @@ def warm_up(rig: Rig, row: Row, prompt: list[int]) -> int:
 
 def run_row(bench: Bench, row: Row) -> None:
     """Run the row's request among others and hold it against itself alone."""
-    sampling = sampling_of(row, bench)
-    expected = bench.alone(PROMPT, sampling)
+    sampling, kv_dtype = sampling_of(row, bench), row["kv_dtype"]
+    expected = bench.alone(PROMPT, sampling, kv_dtype)
     copy = SamplingParams(temperature=0.0, max_tokens=bench.length + 6)
-    copied = bench.alone(COPY, copy)
+    copied = bench.alone(COPY, copy, kv_dtype)
     rig = bench.rig(row, max_num_batched_tokens=24 if row["prompt"] == "chunked" else 512)
     if row["speculate"] == "tree":
         known = {(COPIER, 0): copied.branches[0].token_ids}
         whole = (
-            bench.alone(PROMPT, replace(sampling, best_of=None, n=sampling.num_branches))
+            bench.alone(PROMPT, replace(sampling, best_of=None, n=sampling.num_branches), kv_dtype)
             if row["branches"] == "best_of"
             else expected
         )
@@ -409,6 +416,7 @@ def happened(row: Row, rig: Rig, *, cached: int, chunks: int) -> None:
     assert runner.info.block_size == int(row["block_size"])
     assert isinstance(runner.executor, NativeExecutor)
     assert runner.executor.info["num_threads"] == int(row["threads"])
+    assert runner.executor.fingerprint.endswith(f"/kv-{row['kv_dtype']}")
 
 
 PLAIN = {name: values[0] for name, values in FACTORS.items()}

@@ -43,6 +43,7 @@ def make(path: Path, **options: Any) -> LLM:
         num_blocks=options.pop("num_blocks", None),
         kv_bytes=options.pop("kv_bytes", 512 << 20),
         prefix_cache=options.pop("prefix_cache", True),
+        kv_dtype=options.pop("kv_dtype", "bf16"),
     )
     return LLM(str(path), scheduler=scheduler, cache=cache, **options)
 
@@ -229,10 +230,42 @@ def test_any_number_of_threads(smollm2_path: Path, alone: list[Answer], threads:
         assert executor.info["num_threads"] == threads
 
 
-def test_past_two_thousand_tokens(smollm2_path: Path) -> None:
+@pytest.fixture(scope="module")
+def alone_int8(smollm2_path: Path) -> list[Answer]:
+    with make(smollm2_path, kv_dtype="int8") as llm:
+        return run_alone(llm, requests(llm))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"budget": 50},
+        {"block_size": 32, "num_threads": 1},
+        {"num_blocks": 60, "max_model_len": 700},
+    ],
+    ids=["chunks", "blocks of 32", "a small pool"],
+)
+def test_from_an_int8_cache(
+    smollm2_path: Path, alone: list[Answer], alone_int8: list[Answer], options: dict[str, Any]
+) -> None:
+    """Cold, then warm: chunks, copies, partial hits and preemptions change nothing."""
+    with make(smollm2_path, kv_dtype="int8", **options) as llm:
+        asked = requests(llm)
+        for _ in range(2):
+            assert run_together(llm, asked, list(range(len(asked)))) == alone_int8
+        counters = llm.stats().counters
+        assert min(counters[name] for name in ("cow_copies", "partial_hits", "forks")) > 0
+        assert (counters["preemptions"] > 0) == ("num_blocks" in options)
+        assert llm.engine.check_invariants() == llm.engine.violations == []
+        assert llm.model.runner.info.kv_dtype == "int8"
+    assert alone_int8 != alone
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
+def test_past_two_thousand_tokens(smollm2_path: Path, kv_dtype: str) -> None:
     """Long enough for many softmax segments: alone, chunked otherwise, warm, and in company."""
     sampling = SamplingParams(temperature=0.8, max_tokens=6, seed=11, logprobs=2, ignore_eos=True)
-    with make(smollm2_path, budget=2048, num_threads=2) as one:
+    with make(smollm2_path, budget=2048, num_threads=2, kv_dtype=kv_dtype) as one:
         limit = one.model.runner.info.max_model_len
         story = one.tokenizer.encode("".join(TEXT.format(year=1000 + i, n=i) for i in range(80)))
         prompt = story[: min(2030, limit - 8)]
@@ -240,7 +273,7 @@ def test_past_two_thousand_tokens(smollm2_path: Path) -> None:
         cold = answer(one.generate(prompt, sampling))
         warm = answer(one.generate(prompt, sampling))
         assert one.stats().counters["prefix_hit_tokens"] > 1900
-    with make(smollm2_path, budget=200, block_size=32, num_threads=1) as other:
+    with make(smollm2_path, budget=200, block_size=32, num_threads=1, kv_dtype=kv_dtype) as other:
         crowd = [story[i * 5 : i * 5 + 40] for i in range(6)]
         together = answer(other.generate([prompt, *crowd], sampling))
         assert other.stats().counters["mixed_steps"] > 0

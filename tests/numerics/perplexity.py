@@ -45,11 +45,19 @@ def text_tokens(model_path: Path) -> list[int]:
     return tokenizer.encode(TEXT.read_text(encoding="utf-8"))
 
 
-def load(backend: Backend, model_path: Path, num_tokens: int, options: BackendOptions) -> Executor:
+def load(
+    backend: Backend,
+    model_path: Path,
+    num_tokens: int,
+    options: BackendOptions,
+    *,
+    kv_dtype: str = "bf16",
+) -> Executor:
     """An executor with a pool for one sequence of ``num_tokens``."""
     model = open_model(model_path)
     spec = model_spec(model)
-    layout = cache_layout(spec, block_size=BLOCK_SIZE, num_blocks=-(-num_tokens // BLOCK_SIZE))
+    num_blocks = -(-num_tokens // BLOCK_SIZE)
+    layout = cache_layout(spec, block_size=BLOCK_SIZE, num_blocks=num_blocks, kv_dtype=kv_dtype)
     return backend.load(build_program(spec), model.tensors, layout, options=options)
 
 

@@ -15,10 +15,17 @@ PROMPT = np.random.default_rng(7).integers(0, 40000, 640).tolist()
 NUM_BLOCKS = 4096
 
 
-def load(path, *, block_size=16, **options):
+@pytest.fixture(scope="module", params=["bf16", "int8"])
+def kv_dtype(request):
+    return request.param
+
+
+def load(path, *, block_size=16, kv_dtype="bf16", **options):
     model = open_model(path)
     spec = model_spec(model)
-    layout = cache_layout(spec, block_size=block_size, num_blocks=NUM_BLOCKS // block_size)
+    layout = cache_layout(
+        spec, block_size=block_size, num_blocks=NUM_BLOCKS // block_size, kv_dtype=kv_dtype
+    )
     chosen = BackendOptions(**({"num_threads": 2, "max_tokens": 640} | options))
     return NativeBackend().load(build_program(spec), model.tensors, layout, options=chosen)
 
@@ -39,8 +46,8 @@ def last_logits(executor, tokens, table, chunk):
 
 
 @pytest.fixture(scope="module")
-def whole(smollm2_path):
-    executor = load(smollm2_path)
+def whole(smollm2_path, kv_dtype):
+    executor = load(smollm2_path, kv_dtype=kv_dtype)
     places = list(range(15, 640, 16))
     row = Row(tokens=PROMPT, table=table_of(640, 16), logits_at=places)
     logits = executor.forward(step([row])).logits
@@ -57,8 +64,8 @@ def assert_equal(found, whole):
 @pytest.mark.parametrize(
     ("block_size", "chunk", "num_threads"), [(16, 1, 2), (32, 48, 1), (64, 256, 2), (16, 80, 3)]
 )
-def test_chunks_blocks_and_threads(smollm2_path, whole, block_size, chunk, num_threads):
-    executor = load(smollm2_path, block_size=block_size, num_threads=num_threads)
+def test_chunks_blocks_and_threads(smollm2_path, kv_dtype, whole, block_size, chunk, num_threads):
+    executor = load(smollm2_path, block_size=block_size, num_threads=num_threads, kv_dtype=kv_dtype)
     executor.poison_blocks(np.arange(NUM_BLOCKS // block_size, dtype=np.int32))
     tokens = PROMPT[:64] if chunk == 1 else PROMPT
     table = table_of(640, block_size, seed=chunk)
@@ -66,8 +73,8 @@ def test_chunks_blocks_and_threads(smollm2_path, whole, block_size, chunk, num_t
 
 
 @pytest.mark.parametrize("num_neighbours", [1, 2, 4, 11, 31])
-def test_neighbours(smollm2_path, whole, num_neighbours):
-    executor = load(smollm2_path)
+def test_neighbours(smollm2_path, kv_dtype, whole, num_neighbours):
+    executor = load(smollm2_path, kv_dtype=kv_dtype)
     rng = np.random.default_rng(num_neighbours)
     blocks = iter(rng.permutation(NUM_BLOCKS // 16).tolist())
     table = [next(blocks) for _ in range(40)]
@@ -109,19 +116,20 @@ def test_hidden_states_depend_on_their_own_tokens_alone(smollm2_path, chunk, num
     assert len({row.tobytes() for row in alone.hidden}) == 80
 
 
-def test_instruction_sets_agree(smollm2_path, whole):
-    assert_equal(
-        last_logits(load(smollm2_path, isa="avx2"), PROMPT[:96], table_of(96, 16), 32), whole
-    )
-    scalar = load(smollm2_path, isa="scalar")
+def test_instruction_sets_agree(smollm2_path, kv_dtype, whole):
+    avx2 = load(smollm2_path, isa="avx2", kv_dtype=kv_dtype)
+    assert_equal(last_logits(avx2, PROMPT[:96], table_of(96, 16), 32), whole)
+    scalar = load(smollm2_path, isa="scalar", kv_dtype=kv_dtype)
     assert_equal(last_logits(scalar, PROMPT[:16], [0], 16), whole)
 
 
 @pytest.mark.slow
-def test_beyond_two_thousand_tokens(smollm2_path):
+def test_beyond_two_thousand_tokens(smollm2_path, kv_dtype):
     tokens = np.random.default_rng(8).integers(0, 40000, 2300).tolist()
     results = [
-        last_logits(load(smollm2_path), tokens, table_of(2300, 16, seed), chunk)[2299]
+        last_logits(load(smollm2_path, kv_dtype=kv_dtype), tokens, table_of(2300, 16, seed), chunk)[
+            2299
+        ]
         for seed, chunk in ((1, 640), (2, 333), (3, 64))
     ]
     assert np.array_equal(results[0], results[1])

@@ -140,6 +140,7 @@ def _attention(
 def _through_int8(x: Floats) -> Floats:
     """Rounded to 255 steps of one size per (token, head)."""
     step = np.abs(x).max(axis=2, keepdims=True) / 127
+    step[step == 0] = 1
     return np.round(x / step) * step
 
 

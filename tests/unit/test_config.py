@@ -26,6 +26,7 @@ REFUSED: list[tuple[type, str, Any]] = [
     (CacheConfig, "kv_bytes", 0),
     (CacheConfig, "num_blocks", -1),
     (CacheConfig, "kv_dtype", "fp4"),
+    (CacheConfig, "kv_dtype", "f32"),
     (ModelConfig, "activation", "int4"),
     (ModelConfig, "num_threads", -1),
     (ModelConfig, "num_threads", 100_000),
