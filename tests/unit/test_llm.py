@@ -234,3 +234,35 @@ def test_an_unknown_option_is_named_with_those_that_are_known() -> None:
         LLM("x", foo=1)
     assert told.value.param == "foo"
     assert {"cache", "scheduler", "backend"} <= set(re.findall(r"\w+", told.value.message))
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_an_int8_cache_is_named_wherever_it_matters(folder: Path, backend: str) -> None:
+    """Bytes, fingerprint and prefix key say it, and the model that drafts has the same."""
+    seen = {}
+    for kv_dtype in ("bf16", "int8"):
+        with LLM(
+            str(folder), backend=backend, cache=CacheConfig(num_blocks=32, kv_dtype=kv_dtype),
+            scheduler=SchedulerConfig(speculate=f"draft:{folder}", num_draft_tokens=2),
+        ) as llm:  # fmt: skip
+            [done] = llm.generate("abc", seeded(1, max_tokens=12))
+            info, runner = llm.model.runner.info, llm.model.runner
+            assert runner._drafter is not None
+            assert runner._drafter._executor.fingerprint == runner.executor.fingerprint
+            assert info.fingerprint == runner.executor.fingerprint
+            assert llm.model.kv_bytes == 32 * info.groups[0].block_bytes
+            assert llm.stats().counters["draft_tokens_accepted"] > 0
+            request = Request(
+                request_id="1", prompt_token_ids=(1,), sampling=seeded(1), eos_token_ids=()
+            )
+            root = llm.engine.requests._prefix_key(request).digest()
+            seen[kv_dtype] = (info.kv_dtype, info.groups[0].block_bytes, info.fingerprint, root)
+            assert len(done.token_ids) == 12
+    assert seen["int8"][0] == "int8"
+    assert seen["int8"][2].endswith("/kv-int8")
+    assert seen["int8"][2] != seen["bf16"][2]
+    assert seen["int8"][3] != seen["bf16"][3]
+    if backend == "native":
+        assert seen["int8"][1] < seen["bf16"][1]
+    else:
+        assert seen["bf16"][0] == "f32"
