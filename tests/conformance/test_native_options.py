@@ -34,12 +34,12 @@ def load(*, block_size=16, num_blocks=8, kv_dtype="bf16", head_dim=16, **options
         ({"num_threads": -1}, ("-1", "256")),
         ({"num_threads": 1000}, ("1000", "256")),
         ({"activation": "int4"}, ("int4", "f32")),
-        ({"max_tokens": 0}, ("0", "max_num_batched_tokens")),
+        ({"max_tokens": 0}, ("0", "--max-num-batched-tokens")),
         ({"block_size": 8}, ("8", "16")),
         ({"num_blocks": 0}, ("0", "--kv-memory")),
         ({"kv_dtype": "fp8"}, ("fp8", "bf16, int8")),
         ({"kv_dtype": "f32"}, ("f32", "bf16, int8")),
-        ({"kv_dtype": "int8", "head_dim": 528}, ("528", "512", "--kv-dtype bf16")),
+        ({"kv_dtype": "int8", "head_dim": 528}, ("528", "512", "--kv-dtype int8", "bf16")),
     ],
 )
 def test_impossible_options_are_refused_by_name(options, words):

@@ -192,9 +192,10 @@ def _max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
 
 def _one_block(config: EngineConfig, spec: ModelSpec) -> CacheLayout:
     """The shape of a block, before it is known how many there will be."""
-    return cache_layout(
-        spec, block_size=config.cache.block_size, num_blocks=1, kv_dtype=_kv_dtype(config)
-    )
+    kv_dtype = config.cache.kv_dtype
+    if kv_dtype == "bf16" and config.model.backend == "reference":
+        kv_dtype = "f32"  # it has no narrower floats
+    return cache_layout(spec, block_size=config.cache.block_size, num_blocks=1, kv_dtype=kv_dtype)
 
 
 def _pool(
@@ -229,12 +230,6 @@ def _fitting_blocks(
         wanted_blocks=-(-wanted_tokens // cache.block_size),
         min_blocks=2,
     )
-
-
-def _kv_dtype(config: EngineConfig) -> str:
-    """What was asked for; the reference backend rounds to no floats narrower than its own."""
-    is_float = config.cache.kv_dtype == "bf16"
-    return "f32" if is_float and config.model.backend == "reference" else config.cache.kv_dtype
 
 
 def _text_digest(tokenizer: Tokenizer, template: ChatTemplate) -> str:

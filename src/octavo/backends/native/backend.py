@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,51 +116,34 @@ def _check_isa(isa: str) -> str:
 
 def _check_threads(num_threads: int) -> int:
     if not 0 <= num_threads <= _MAX_THREADS:
-        raise ConfigError(
-            f"--num-threads is {num_threads}; it must be between 0 and {_MAX_THREADS}",
-            param="num_threads",
-        )
+        _refuse("num_threads", f"is {num_threads}; it must be between 0 and {_MAX_THREADS}")
     return num_threads or min(default_num_threads(), _MAX_THREADS)
 
 
 def _check_options(options: BackendOptions, layout: CacheLayout) -> None:
     if options.activation not in _ACTIVATIONS:
-        raise ConfigError(
-            f"activation '{options.activation}' is unknown; choose int8 or f32",
-            param="activation",
-        )
+        _refuse("activation", f"'{options.activation}' is unknown; choose int8 or f32")
     if not 1 <= options.max_tokens <= _MAX_STEP_TOKENS:
-        raise ConfigError(
-            f"max_tokens {options.max_tokens} is outside 1…{_MAX_STEP_TOKENS}; "
-            "change max_num_batched_tokens",
-            param="max_num_batched_tokens",
+        _refuse(
+            "max_num_batched_tokens",
+            f"{options.max_tokens} is outside 1…{_MAX_STEP_TOKENS}; change it",
         )
     if layout.kv_dtype not in _KV_DTYPES:
-        raise ConfigError(
-            f"kv_dtype '{layout.kv_dtype}' is not supported by the native backend; "
-            f"choose one of {', '.join(_KV_DTYPES)}",
-            param="kv_dtype",
-        )
-    longest = _native.max_int8_kv_head_dim
-    if layout.kv_dtype == "int8" and layout.head_dim > longest:
-        raise ConfigError(
-            f"head_dim {layout.head_dim} is more than {longest}, the most that an int8 KV cache "
-            "takes; use --kv-dtype bf16",
-            param="kv_dtype",
-        )
+        choices = ", ".join(_KV_DTYPES)
+        _refuse("kv_dtype", f"'{layout.kv_dtype}' is unknown here; choose one of {choices}")
     if layout.block_size < 16 or layout.block_size % 16:
-        raise ConfigError(
-            f"--block-size is {layout.block_size}; the native backend takes multiples of 16",
-            param="block_size",
-        )
+        _refuse("block_size", f"{layout.block_size} is none of the multiples of 16 that it may be")
     if layout.num_blocks < 1:
-        raise ConfigError(
-            f"num_blocks {layout.num_blocks} is not positive; raise --kv-memory", param="num_blocks"
-        )
-    if layout.head_dim % 16:
-        raise ConfigError(
-            f"head_dim {layout.head_dim} is not a multiple of 16; use the reference backend"
-        )
+        _refuse("num_blocks", f"{layout.num_blocks} is not positive; raise --kv-memory")
+    dim, longest = layout.head_dim, _native.max_int8_kv_head_dim
+    if dim % 16:
+        raise ConfigError(f"head_dim {dim} is not a multiple of 16; use the reference backend")
+    if layout.kv_dtype == "int8" and dim > longest:
+        _refuse("kv_dtype", f"int8 takes head_dim up to {longest}, not {dim}; choose bf16")
+
+
+def _refuse(param: str, why: str) -> NoReturn:
+    raise ConfigError(f"native backend: --{param.replace('_', '-')} {why}", param=param)
 
 
 def _load_info(model: _native.Model, isa: str, num_threads: int) -> dict[str, object]:
