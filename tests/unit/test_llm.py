@@ -237,13 +237,16 @@ def test_an_unknown_option_is_named_with_those_that_are_known() -> None:
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
-def test_an_int8_cache_is_named_wherever_it_matters(folder: Path, backend: str) -> None:
+def test_an_int8_cache_is_named_wherever_it_matters(
+    folder: Path, smollm2_path: Path, backend: str
+) -> None:
     """Bytes, fingerprint and prefix key say it, and the model that drafts has the same."""
+    path = folder if backend == "reference" else smollm2_path
     seen = {}
     for kv_dtype in ("bf16", "int8"):
         with LLM(
-            str(folder), backend=backend, cache=CacheConfig(num_blocks=32, kv_dtype=kv_dtype),
-            scheduler=SchedulerConfig(speculate=f"draft:{folder}", num_draft_tokens=2),
+            str(path), backend=backend, cache=CacheConfig(num_blocks=32, kv_dtype=kv_dtype),
+            scheduler=SchedulerConfig(speculate=f"draft:{path}", num_draft_tokens=2),
         ) as llm:  # fmt: skip
             [done] = llm.generate("abc", seeded(1, max_tokens=12))
             info, runner = llm.model.runner.info, llm.model.runner
