@@ -96,8 +96,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--kv-dtype", choices=KV_DTYPES, default=_CACHE.kv_dtype,
-        help="numbers of the KV cache: int8 holds almost twice the tokens and rounds more coarsely "
-        "(default: %(default)s)",
+        help="of the KV cache; int8 holds twice the tokens, less exactly (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--max-num-seqs", type=positive_integer, default=_SCHEDULER.max_num_seqs, metavar="N",

@@ -124,13 +124,9 @@ def _check_options(options: BackendOptions, layout: CacheLayout) -> None:
     if options.activation not in _ACTIVATIONS:
         _refuse("activation", f"'{options.activation}' is unknown; choose int8 or f32")
     if not 1 <= options.max_tokens <= _MAX_STEP_TOKENS:
-        _refuse(
-            "max_num_batched_tokens",
-            f"{options.max_tokens} is outside 1…{_MAX_STEP_TOKENS}; change it",
-        )
+        _refuse("max_num_batched_tokens", f"{options.max_tokens} is outside 1…{_MAX_STEP_TOKENS}")
     if layout.kv_dtype not in _KV_DTYPES:
-        choices = ", ".join(_KV_DTYPES)
-        _refuse("kv_dtype", f"'{layout.kv_dtype}' is unknown here; choose one of {choices}")
+        _refuse("kv_dtype", f"'{layout.kv_dtype}' is none of its types: {', '.join(_KV_DTYPES)}")
     if layout.block_size < 16 or layout.block_size % 16:
         _refuse("block_size", f"{layout.block_size} is none of the multiples of 16 that it may be")
     if layout.num_blocks < 1:
