@@ -79,6 +79,8 @@ class EngineCore:
         self._committer = TokenCommitter(self.kv, self.scheduler)
         self._outbox: list[BranchOutput] = []
         self._step_id = 0
+        # Whether the checks of this step are due.
+        self._is_due = scheduler_config.check_every_n_steps > 0
         self._num_counted_changes = -1
 
     # -- the step ----------------------------------------------------------------------------
@@ -90,7 +92,8 @@ class EngineCore:
 
     def advance(self, now: float) -> tuple[list[BranchOutput], TokenRun | None]:
         """As ``step``, but the tokens of rows that go on as they were come in one piece."""
-        self._expire(now)
+        for state in self.requests.expired(now):
+            self._expire(state)
         run = None
         step = self._plan()
         if step is not None:
@@ -114,7 +117,9 @@ class EngineCore:
     def _execute(self, step: ScheduledStep) -> StepResult | None:
         """Run the plan; None when the runner failed and the step's requests were dropped."""
         self._step_id = step.plan.step_id
-        if self._is_check_due():
+        every = self._config.check_every_n_steps
+        self._is_due = every > 0 and self._step_id % every == 0
+        if self._is_due:
             self._report(check_step(self.kv, step))
         self._check_ledger()
         try:
@@ -135,7 +140,7 @@ class EngineCore:
         and leave the sum alone.
         """
         num_changes = self.kv.num_changes
-        if num_changes != self._num_counted_changes or self._is_check_due():
+        if num_changes != self._num_counted_changes or self._is_due:
             self._num_counted_changes = num_changes
             self._report(take_ledger(self.kv).violations())
 
@@ -151,7 +156,7 @@ class EngineCore:
             self.counters.computed_tokens += len(run.token_ids)
             self.counters.generation_tokens += len(run.token_ids)
         self.counters.steps += 1
-        if self._is_check_due():
+        if self._is_due:
             every = max(self._config.check_every_n_steps, THOROUGH_EVERY_N_STEPS)
             self._report(self.check_invariants(thorough=self._step_id % every == 0))
         return run
@@ -193,7 +198,7 @@ class EngineCore:
 
     def _emit(self, run: TokenRun | None) -> list[BranchOutput]:
         outputs, self._outbox = self._outbox, []
-        if self._is_check_due():
+        if self._is_due:
             said = outputs if run is None else outputs + run.outputs()
             self._report(check_outputs(said, self.requests))
         return outputs
@@ -306,16 +311,12 @@ class EngineCore:
             self.counters.branches_stopped += 1
             self._conclude(seq, FinishReason.STOP)
 
-    def _expire(self, now: float) -> None:
-        """End every request whose deadline has passed, in whatever state it is."""
-        for state in self.requests.expired(now):
-            self.counters.requests_expired += 1
-            self._drop(
-                state,
-                FinishReason.ABORT,
-                error="the deadline passed before the request finished",
-                code=DeadlineExceededError.code or "",
-            )
+    def _expire(self, state: RequestState) -> None:
+        """End a request whose deadline has passed, in whatever state it is."""
+        self.counters.requests_expired += 1
+        message = "the deadline passed before the request finished"
+        code = DeadlineExceededError.code or ""
+        self._drop(state, FinishReason.ABORT, error=message, code=code)
 
     # -- endings -----------------------------------------------------------------------------
 
@@ -434,10 +435,6 @@ class EngineCore:
         if thorough:
             found += check_gate(self.gate, self.requests)
         return found
-
-    def _is_check_due(self) -> bool:
-        every = self._config.check_every_n_steps
-        return every > 0 and self._step_id % every == 0
 
     def _report(self, violations: list[str]) -> None:
         """Count and keep violations: in production they are reported, not fatal."""

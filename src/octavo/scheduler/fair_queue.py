@@ -181,8 +181,9 @@ class FairQueue:
 
     def charge_running(self, service: dict[str, int]) -> None:
         """What each tenant got in a step, in 1/``HELD_STEPS`` tokens (see above)."""
+        tenants = self._tenants
         for name, served in service.items():
-            self._tenant(name).served += served
+            (tenants.get(name) or self._tenant(name)).served += served
 
     def charge(self, seq: Sequence, num_tokens: int) -> None:
         """The tenant of ``seq`` got ``num_tokens`` computed."""
