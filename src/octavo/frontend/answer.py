@@ -137,6 +137,11 @@ class Part:
         """All of it."""
         return "".join(self.pieces)
 
+    def as_call(self) -> dict[str, object]:
+        """A call as a chat's message has it."""
+        function = {"name": self.name, "arguments": self.text}
+        return {"id": self.id, "type": "function", "function": function}
+
 
 class Parts:
     """Gathers pieces into parts."""
@@ -179,14 +184,7 @@ def answer_message(pieces: Iterable[Piece]) -> dict[str, object]:
     if reasoning:
         message["reasoning_content"] = reasoning
     if calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.text},
-            }
-            for call in calls
-        ]
+        message["tool_calls"] = [call.as_call() for call in calls]
     return message
 
 

@@ -94,13 +94,8 @@ class Output:
         message: Message = {"role": "assistant", "content": text}
         if reasoning := parts.joined("reasoning"):
             message["reasoning_content"] = reasoning
-        calls = [
-            {"id": part.id, "type": "function",
-             "function": {"name": part.name, "arguments": part.text}}
-            for part in whole
-        ]  # fmt: skip
-        if calls:
-            message["tool_calls"] = calls
+        if whole:
+            message["tool_calls"] = [part.as_call() for part in whole]
         return message
 
     def _text_logprobs(self, entries: Sequence[TokenLogprobs]) -> list[TokenLogprobs]:
