@@ -263,18 +263,20 @@ void Model::check(const StepArrays& step) const {
   require(step.query_start[0] == 0 && step.query_start[step.num_rows] == step.num_tokens,
           "query_start_loc does not cover the tokens");
   for (int r = 0; r < step.num_rows; ++r) {
-    const int length = step.query_start[r + 1] - step.query_start[r];
-    require(length > 0 && step.context_lens[r] >= 0, "empty row or negative context");
-    const int last = step.context_lens[r] + length - 1;
+    require(step.query_start[r] < step.query_start[r + 1] && step.context_lens[r] >= 0,
+            "empty row or negative context");
+    // Wide, because nothing bounds the context yet. No row is longer than the batch: starts ascend.
+    const int64_t last =
+        int64_t(step.context_lens[r]) + step.query_start[r + 1] - step.query_start[r] - 1;
     for (const StepArrays::Table& table : step.tables) {
       const int first = table.first_position[r];
       require(step.slots[r] >= 0 && step.slots[r] < table.slots, "slot out of range");
       require(first >= 0 && first % kTile == 0 && first <= step.context_lens[r],
               "first_position must be a multiple of 16 within the context");
-      const int entries = (last - first) / options_.kv.block_size + 1;
+      const int64_t entries = (last - first) / options_.kv.block_size + 1;
       require(entries <= table.width, "block table too short");
       const int32_t* line = table.blocks + size_t(step.slots[r]) * size_t(table.width);
-      for (int i = 0; i < entries; ++i) {
+      for (int64_t i = 0; i < entries; ++i) {
         require(line[i] >= 0 && line[i] < options_.kv.num_blocks, "block id out of range");
       }
     }

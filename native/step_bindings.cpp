@@ -13,6 +13,17 @@ void take_column(Field<T, 1>& column, nb::handle owner, size_t length) {
   }
 }
 
+// A tuple, since a list could get other arrays without becoming another object.
+template <size_t Dims>
+void take_arrays(std::vector<Array<const int32_t, Dims>>& arrays, nb::handle value,
+                 const char* name) {
+  if (!nb::isinstance<nb::tuple>(value)) {
+    throw nb::type_error((std::string(name) + " must be a tuple of arrays").c_str());
+  }
+  arrays.clear();
+  for (nb::handle each : value) arrays.push_back(array_of<const int32_t, Dims>(each, name));
+}
+
 }  // namespace
 
 void CsrField::take(nb::handle owner, size_t rows) {
@@ -25,7 +36,7 @@ void CsrField::check(int vocab) const {
   const int32_t* at = start.data();
   require(at[0] == 0 && at[rows] >= 0 && size_t(at[rows]) <= value.size(),
           "CSR offsets out of range");
-  for (size_t i = 0; i < rows; ++i) require(size(i) >= 0, "CSR offsets descend");
+  for (size_t i = 0; i < rows; ++i) require(at[i] <= at[i + 1], "CSR offsets descend");
   for (size_t i = 0; i < value.size(); ++i) {
     require(value.data()[i] >= 0 && value.data()[i] < vocab, "token id outside the vocabulary");
   }
@@ -59,14 +70,8 @@ void StepBinding::take_tables(nb::handle batch) {
   nb::object firsts = batch.attr("first_position");
   if (!tables.is(table_objects_) || !firsts.is(first_objects_)) {
     table_objects_ = nb::object();
-    tables_.clear();
-    firsts_.clear();
-    for (nb::handle table : nb::cast<nb::tuple>(tables, false)) {
-      tables_.push_back(array_of<const int32_t, 2>(table, "block_tables"));
-    }
-    for (nb::handle first : nb::cast<nb::tuple>(firsts, false)) {
-      firsts_.push_back(array_of<const int32_t, 1>(first, "first_position"));
-    }
+    take_arrays<2>(tables_, tables, "block_tables");
+    take_arrays<1>(firsts_, firsts, "first_position");
     table_objects_ = std::move(tables);
     first_objects_ = std::move(firsts);
   }

@@ -92,6 +92,31 @@ def test_an_array_of_another_length_is_refused(executor, name):
     executor.forward(good)
 
 
+@pytest.mark.parametrize("name", TUPLES)
+def test_arrays_in_a_list_are_refused_by_name(executor, name):
+    """It could get others without becoming another object."""
+    good = batch()
+    with pytest.raises(TypeError, match=f"{name} must be a tuple of arrays"):
+        executor.forward(replace(good, **{name: [held(good, name)]}))
+    executor.forward(good)
+
+
+@pytest.mark.parametrize("context", [0, 2])
+def test_starts_whose_differences_wrap_are_refused(executor, context):
+    """In 32 bits each less the one before is positive, though they descend."""
+    good, most = batch(), 2**31 - 1
+    starts = np.array([0, most, -2, len(good.token_ids)], np.int32)
+    lens = np.array([context, context, 0], np.int32)
+    with pytest.raises(ValueError, match=r"empty row|too short"):
+        executor.forward(replace(good, query_start_loc=starts, context_lens=lens))
+    lens = np.array([most, most, most], np.int32)
+    with pytest.raises(ValueError, match="block table too short"):
+        executor.forward(replace(good, context_lens=lens))
+    bans = {"banned_start": np.array([0, most, -2, 0], np.int32)}
+    with pytest.raises(ValueError, match="CSR offsets"):
+        executor.forward(replace(good, sample=replace(good.sample, **bans)))
+
+
 def test_an_array_is_looked_at_again_when_another_stands_in_its_place(executor):
     """Values change within an array, arrays within a batch: both are seen."""
     kept = batch()
