@@ -138,6 +138,7 @@ def _idle(kv: KVCacheManager, scheduler: Scheduler, requests: RequestTable) -> I
         "deadlines": requests.num_deadlines,
         "promises": sum(kv.promises.totals),
         "refusals": scheduler.num_refusals,
+        "steps": scheduler.num_steps,
     }
     for name, size in tables.items():
         if size:

@@ -103,6 +103,7 @@ class Scheduler:
         seq.status = Status.FINISHED
         if not self.running and not self.waiting:
             self.waiting.close_accounts()
+            self._last = None
 
     def preempt(self, seq: Sequence) -> None:
         """Take a running sequence's blocks; it keeps its tokens and will be recomputed.
@@ -469,6 +470,11 @@ class Scheduler:
     def num_refusals(self) -> int:
         """Remembered refusals (0 when idle)."""
         return int(self._refusal is not None)
+
+    @property
+    def num_steps(self) -> int:
+        """Remembered steps (0 when idle)."""
+        return int(self._last is not None)
 
     @property
     def num_slots_taken(self) -> int:
