@@ -74,6 +74,8 @@ def test_what_binds_the_answer() -> None:
         ({"tools": [function()], "tool_choice": {"type": "function"}}, "tool_choice.function"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [function()], "tool_choice": "maybe"}, "tool_choice"),
+        # The word that stands for a function by name inside.
+        ({"tools": [function()], "tool_choice": "named"}, "tool_choice"),
         ({"tools": [function()], "tool_choice": function("g")}, "tool_choice"),
         ({"tools": [function()], "tool_choice": {"type": "mcp"}}, "tool_choice"),
         ({"tools": [function()], "parallel_tool_calls": 1}, "parallel_tool_calls"),

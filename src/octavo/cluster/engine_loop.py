@@ -65,7 +65,7 @@ class Engine(Faulty, Protocol):
         ...
 
     def advance(self, now: float) -> tuple[list[BranchOutput], TokenRun | None]:
-        """Run one step."""
+        """Run one step: outputs, and in one piece the tokens of branches that have none there."""
         ...
 
     def has_work(self) -> bool:

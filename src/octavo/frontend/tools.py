@@ -20,11 +20,11 @@ from octavo.text.tool_formats import MAX_PARALLEL_CALLS, Tool, ToolFormat
 from octavo.text.tool_parser import ToolParser
 
 MAX_TOOLS = 128
-_MODES = ("none", "auto", "required", "named")
+_WORDS = ("none", "auto", "required")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
-# none, auto or required, with the names of those that are allowed, none for all; or named, with the
-# one name. An empty word where it is none of them.
+# One of the words, with the names of those that are allowed, none for all; or named, with the one
+# name. An empty word where it is none of them.
 Choice = tuple[str, tuple[str, ...]]
 
 
@@ -155,9 +155,9 @@ def _choice(choice: object, names: Sequence[str], dialect: ToolDialect) -> Choic
     mode, chosen = "", tuple[str, ...]()
     if isinstance(choice, Mapping):
         mode, chosen = dialect.read_choice(choice, dialect)
-    elif isinstance(choice, str) and dialect.takes_words:
+    elif isinstance(choice, str) and dialect.takes_words and choice in _WORDS:
         mode = choice
-    if mode not in _MODES:
+    if not mode:
         raise wrong(
             "tool_choice", "must be none, auto, required (any), a function by name or allowed_tools"
         )
