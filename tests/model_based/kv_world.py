@@ -6,7 +6,7 @@ from octavo.kv import Account, KVCacheManager, SequenceKV, check_writes
 from octavo.testing.fake_runner import make_info
 from octavo.testing.oracle import PagedOracle
 
-DIGEST = b"root"
+TENANTS = ("t0", "t1")
 
 
 class KVWorld:
@@ -31,7 +31,12 @@ class KVWorld:
 
     def account(self) -> Account:
         """Three requests of two tenants take turns."""
-        return Account(f"t{self.count % 2}", f"r{self.count % 3}")
+        return Account(TENANTS[self.count % 2], f"r{self.count % 3}")
+
+    def new_sequence(self) -> SequenceKV:
+        """As in the engine, a prefix is one tenant's: eviction keeps it whole only within one."""
+        account = self.account()
+        return self.kv.new_sequence(account.tenant.encode(), account)
 
     # -- what the data plane would do --------------------------------------------------------
 
@@ -74,7 +79,7 @@ class KVWorld:
 
     def add_branch(self) -> str:
         name = self.name()
-        self.sequences[name] = self.kv.new_sequence(DIGEST, self.account())
+        self.sequences[name] = self.new_sequence()
         self.oracle.add(name)
         return name
 
@@ -90,9 +95,9 @@ class KVWorld:
 
     def enter(self, name: str, tokens: list[int]) -> bool:
         """A sequence of ``tokens`` comes in, if there is room."""
-        hit = self.kv.lookup(DIGEST, tokens)
+        seq = self.new_sequence()
+        hit = self.kv.lookup(seq.digest, tokens)
         assert hit is None or hit.length < len(tokens)
-        seq = self.kv.new_sequence(DIGEST, self.account())
         demand = self.kv.promises.demand(len(tokens), 0, 0)
         while True:
             step = self.kv.begin()
@@ -104,7 +109,7 @@ class KVWorld:
                     self.kv.unpin(hit)
                 self.kv.release(seq)
                 return False
-            hit = self.kv.shorten(hit, DIGEST, tokens)
+            hit = self.kv.shorten(hit, seq.digest, tokens)
         copies = step.seal()
         assert copies is not None
         self.sequences[name] = seq

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from model_based.kv_world import DIGEST, KVWorld
+from model_based.kv_world import TENANTS, KVWorld
 from octavo.kv import check_kv, common_prefix_length, take_ledger
 from octavo.testing.recount import recount
 
@@ -318,8 +318,9 @@ class KVMachine(KVWorld, RuleBasedStateMachine):
 
     @rule(token=st.integers(1, 2))
     def distrust(self, token: int) -> None:
-        self.kv.distrust(DIGEST, [token])
-        assert self.kv.index.starting_with(DIGEST, token) == []
+        for tenant in TENANTS:
+            self.kv.distrust(tenant.encode(), [token])
+            assert self.kv.index.starting_with(tenant.encode(), token) == []
 
     # -- what always holds -------------------------------------------------------------------
 

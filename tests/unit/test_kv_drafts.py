@@ -170,3 +170,19 @@ def test_the_copy_of_a_tail_is_no_block_to_draft_into(num_drafts: int, granted: 
     assert step.extend(child, 3, num_drafts) == granted
     assert len(step.seal() or []) == 1
     assert check_kv(kv) == []
+
+
+def test_a_copy_that_was_not_foreseen_is_paid_out_of_the_promise_once() -> None:
+    """The tail of ``first`` is copied because of a fork outside its own branches."""
+    kv = manager(num_blocks=4)
+    first = kv.new_sequence(ROOT)
+    extend(kv, first, [0])
+    kv.promise(first, 8, branches=1, fork_at=0)
+    others = [kv.fork(first), kv.fork(first)]
+    assert (first.promised, first.cow_due, kv.pools[0].num_available) == ([1], False, 3)
+    step = kv.begin()
+    assert step.grow(others[0], 1)
+    assert step.grow(first, 1)
+    assert [step.extend(others[0], 2, 3), step.extend(first, 2, 3)] == [3, 2]
+    assert len(step.seal() or []) == 2
+    assert check_kv(kv) == []

@@ -23,7 +23,10 @@ class KVCacheManager(KVState):
     # -- sequences ---------------------------------------------------------------------------
 
     def new_sequence(self, digest: bytes, account: Account = NOBODY) -> SequenceKV:
-        """A sequence that holds nothing. ``digest`` names its root in the prefix index."""
+        """A sequence that holds nothing. ``digest`` names its root in the prefix index.
+
+        A root is one tenant's: what is evicted next is chosen by tenant, tails before heads.
+        """
         tables = [BlockTable(pool.open(OwnerKind.TABLE, account.tenant)) for pool in self.pools]
         seq = SequenceKV(digest, tables, account=account, publishing=self._prefix_cache)
         self.sequences[seq] = None

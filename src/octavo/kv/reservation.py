@@ -31,13 +31,14 @@ class _Row:
 class StepReservation:
     """Collects rows, then allocates for all of them or none."""
 
-    __slots__ = ("_consumed", "_derefs", "_extended", "_kv", "_need", "_quiet", "_rows")
+    __slots__ = ("_consumed", "_derefs", "_extended", "_kv", "_need", "_quiet", "_rows", "_used")
 
     def __init__(self, kv: KVState) -> None:
         self._kv = kv
         self._need = [0] * len(kv.pools)
         self._consumed = [0] * len(kv.pools)
         self._derefs: dict[tuple[int, int], int] = {}
+        self._used: dict[tuple[int, SequenceKV], int] = {}  # of its promise in a group, by its row
         self._rows: list[_Row] = []
         self._quiet: list[tuple[SequenceKV, int]] = []
         self._extended: list[tuple[SequenceKV, int]] = []
@@ -83,7 +84,9 @@ class StepReservation:
         for group, table in enumerate(row.seq.tables):
             need = row.new[group] + (group in row.cow_groups)
             self._need[group] += need
-            self._consumed[group] += min(need, row.seq.promised[group])
+            if used := min(need, row.seq.promised[group]):
+                self._consumed[group] += used
+                self._used[group, row.seq] = used
             if group in row.cow_groups:
                 key = (group, table.blocks[-1])
                 self._derefs[key] = self._derefs.get(key, 0) + 1
@@ -132,8 +135,8 @@ class StepReservation:
         slack = self.slack() if extra else []
         owns = []
         for group, free in enumerate(slack):
-            first = end_block - seq.tables[group].end_block
-            owns.append(min(extra, max(0, seq.promised[group] - seq.cow_due - first)))
+            used = self._used.get((group, seq), int(seq.cow_due))
+            owns.append(min(extra, max(0, seq.promised[group] - used)))
             # ``free`` is what is left beside all promises, so what it owns is there.
             if extra - owns[group] > free:
                 num_tokens, extra = end_block * size - end, 0
