@@ -114,11 +114,13 @@ def test_options_become_configuration() -> None:
     assert engine_config(build_parser().parse_args(["serve"])) == EngineConfig()
     argv = ["run", "m.gguf", "hi", "--kv-memory", "1g", "--max-model-len", "99", "--block-size",
             "32", "--num-threads", "2", "--max-num-seqs", "3", "--max-num-batched-tokens", "77",
-            "--policy", "reserve", "--backend", "reference", "--kv-dtype", "int8"]  # fmt: skip
+            "--policy", "reserve", "--backend", "reference", "--kv-dtype", "int8",
+            "--activation", "f32"]  # fmt: skip
     config = engine_config(build_parser().parse_args(argv))
     assert config.model.model == "m.gguf"
     assert config.model.max_model_len == 99
     assert (config.model.num_threads, config.model.backend) == (2, "reference")
+    assert config.model.activation == "f32"
     assert (config.cache.kv_bytes, config.cache.block_size) == (1 << 30, 32)
     assert config.cache.kv_dtype == "int8"
     assert config.scheduler.max_num_seqs == 3

@@ -6,6 +6,7 @@ import argparse
 import re
 
 from octavo.config import (
+    ACTIVATIONS,
     KV_DTYPES,
     POLICIES,
     PROPOSERS,
@@ -126,6 +127,10 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="threads that compute (default 0: as many as the cores this process may use)",
     )  # fmt: skip
     group.add_argument(
+        "--activation", choices=ACTIVATIONS, default=_MODEL.activation,
+        help="what weights are multiplied with; f32 is slower, more exact (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
         "--backend", choices=("native", "reference"), default=_MODEL.backend,
         help="native, or the slow numpy reference (default: %(default)s)",
     )  # fmt: skip
@@ -202,6 +207,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         model=ModelConfig(
             model=arguments.model,
             backend=arguments.backend,
+            activation=arguments.activation,
             num_threads=arguments.num_threads,
             max_model_len=arguments.max_model_len,
         ),
