@@ -128,9 +128,9 @@ def _check_options(options: BackendOptions, layout: CacheLayout) -> None:
     if layout.kv_dtype not in _KV_DTYPES:
         _refuse("kv_dtype", f"'{layout.kv_dtype}' is none of its types: {', '.join(_KV_DTYPES)}")
     if layout.block_size < 16 or layout.block_size % 16:
-        _refuse("block_size", f"{layout.block_size} is none of the multiples of 16 that it may be")
+        _refuse("block_size", f"{layout.block_size} is no multiple of 16; choose one")
     if layout.num_blocks < 1:
-        _refuse("num_blocks", f"{layout.num_blocks} is not positive; raise --kv-memory")
+        _refuse("kv_memory", f"holds {layout.num_blocks} blocks; raise it")
     dim, longest = layout.head_dim, _native.max_int8_kv_head_dim
     if dim % 16:
         raise ConfigError(f"head_dim {dim} is not a multiple of 16; use the reference backend")
