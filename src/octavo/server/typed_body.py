@@ -35,7 +35,7 @@ class TypedBody:
         """An integer; a boolean or a fraction is none."""
         value = self.raw(name)
         if value is not None and not is_integer(value):
-            raise wrong(name, "must be an integer")
+            raise wrong(name, "must be an integer that fits 64 bits")
         return value if isinstance(value, int) else None
 
     def number(self, name: str) -> float | None:

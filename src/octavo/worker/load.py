@@ -212,9 +212,10 @@ def _pool(
     pool_tokens = blocks * cache.block_size
     if max_model_len > pool_tokens:
         if config.model.max_model_len is not None:
+            drafter = ", which the draft model shares" if config.scheduler.draft_model else ""
             raise ConfigError(
                 f"--max-model-len {max_model_len} exceeds the KV pool of {pool_tokens} tokens; "
-                "lower it or raise --kv-memory"
+                f"lower it or raise --kv-memory{drafter}"
             )
         max_model_len = pool_tokens
     return blocks, max_model_len
