@@ -5,7 +5,6 @@
     ├── new_slots    SlotState …               │     samples, logprobs, num_verified, proposals
     ├── freed_slots                            └── progress
     ├── copies       BlockCopy …   (applied first, never chained)
-    ├── swaps        SwapMove …    (applied first)
     └── rows         RowPlan …
           positions   [start ───────── start + len(token_ids))
           tables      one TableUpdate per KV group
@@ -75,9 +74,7 @@ class RowPlan:
     tokens are drafts to verify: the row samples after the token before them and after each of
     them, the history of each sample ending with the drafts before it. ``num_proposals`` more may
     be drafted and verified by the runner itself. Behind each of the first ``num_scored`` tokens the
-    prompt's next token, which the slot knows, is given its logprob. ``source_row`` ≥ 0
-    says that the last token id is unknown here and is what that row of the previous step sampled
-    (pipelining).
+    prompt's next token, which the slot knows, is given its logprob.
     """
 
     slot: int
@@ -88,7 +85,6 @@ class RowPlan:
     num_drafts: int = 0
     num_proposals: int = 0
     num_scored: int = 0
-    source_row: int = -1
 
     @property
     def answers(self) -> bool:
@@ -104,16 +100,6 @@ class BlockCopy:
     dst: int
     num_tokens: int
     group: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwapMove:
-    """Move a block between the device pool and the host tier."""
-
-    group: int
-    device_block: int
-    host_block: int
-    to_host: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +125,6 @@ class StepPlan:
     new_slots: tuple[SlotState, ...] = ()
     freed_slots: tuple[int, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
-    swaps: tuple[SwapMove, ...] = ()
     grammar_masks: tuple[GrammarMask, ...] = ()
 
     @property

@@ -75,7 +75,7 @@ class ModelRunner:
             EngineError: the plan asks for what this runner does not do.
         """
         layout = self._slots.layout
-        if layout is None or layout.rows is not plan.rows or plan.swaps:
+        if layout is None or layout.rows is not plan.rows:
             _refuse_unsupported(plan, can_draft=self._drafter is not None)
         if plan.new_slots or plan.freed_slots or plan.generation != self._generation:
             self._take_slots(plan)
@@ -209,9 +209,5 @@ def _logprobs(output: StepOutput, samples: range, count: int) -> tuple[TokenLogp
 
 
 def _refuse_unsupported(plan: StepPlan, *, can_draft: bool) -> None:
-    if plan.swaps:
-        raise EngineError("this runner has no host tier; the plan asks for swap moves")
-    if [row for row in plan.rows if row.source_row >= 0]:
-        raise EngineError("this runner pipelines no steps")
     if not can_draft and [row for row in plan.rows if row.num_proposals]:
         raise EngineError("this runner has no model that drafts")
