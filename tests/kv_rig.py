@@ -8,9 +8,11 @@ from octavo.testing import make_info
 ROOT = b"root"
 
 
-def manager(block_size: int = 4, num_blocks: int = 16, windows=(None,)) -> KVCacheManager:
+def manager(
+    block_size: int = 4, num_blocks: int = 16, windows=(None,), *, prefix_cache: bool = True
+) -> KVCacheManager:
     info = make_info(block_size=block_size, num_blocks=num_blocks, windows=windows)
-    return KVCacheManager(info, prefix_cache=True, max_chunk=8)
+    return KVCacheManager(info, prefix_cache=prefix_cache, max_chunk=8)
 
 
 def extend(kv: KVCacheManager, seq: SequenceKV, tokens: list[int], accepted: int | None = None):

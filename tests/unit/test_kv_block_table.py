@@ -24,6 +24,16 @@ def test_the_end_is_dropped_tail_first() -> None:
     assert (update.first_position, update.keep, update.blocks) == (12, 2, (9,))
 
 
+def test_what_replaces_the_dropped_end_is_told_and_so_is_all_of_an_empty_table() -> None:
+    changed = table(first_block=3)
+    assert changed.truncate(5) == [8, 7]
+    changed.blocks.append(9)
+    update = changed.take_update(0, 4)
+    assert (update.keep, update.blocks) == (2, (9,))
+    assert changed.truncate(3) == [9, 6, 5]
+    assert (changed.blocks, changed.num_synced) == ([], 0)
+
+
 def test_the_front_is_dropped_and_the_rest_told_again() -> None:
     rest = table()
     assert rest.drop_front(1) == [5]

@@ -6,7 +6,8 @@ import pytest
 
 from kv_rig import ROOT, extend, manager
 from octavo.core.step import BlockCopy
-from octavo.kv import check_copies, check_fits, check_kv, check_writes
+from octavo.kv import check_copies, check_fits, check_kv, check_sums, check_writes
+from octavo.kv.block_pool import OwnerKind
 
 
 def damage_refs(kv, seq):
@@ -214,3 +215,58 @@ def test_what_does_not_fit_the_pool_is_named(damage) -> None:
     assert check_fits(kv) == []
     damage(kv, seq)
     assert check_fits(kv)[0].startswith("I1: group 0: tables hold")
+
+
+def lease_of_nobody(kv, seq):
+    kv.pools[0].leases[15] += 1
+
+
+def fewer_findable(kv, seq):
+    kv.index.blocks(0).popitem()
+
+
+@pytest.mark.parametrize(
+    ("damage", "number"),
+    [
+        (damage_refs, "I2"),
+        (lease_of_nobody, "I2"),
+        (damage_draining, "I1"),
+        (damage_marks, "I5"),
+        (fewer_findable, "I5"),
+        (damage_totals, "I6"),
+    ],
+)
+def test_a_sum_that_is_wrong_is_named_and_nothing_else(damage, number: str) -> None:
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, list(range(10)))
+    reader = kv.lease(seq)
+    assert check_sums(kv) == []
+    damage(kv, seq)
+    assert [sentence[:2] for sentence in check_sums(kv)] == [number]
+    kv.end_lease(reader)
+
+
+def test_a_full_block_that_is_cached_behind_an_absent_one_is_named_and_a_leaf_may_be_absent() -> (
+    None
+):
+    """Beside a window's blocks, of which any may be gone."""
+    kv = manager(windows=(None, 5))
+    seq = kv.new_sequence(ROOT)
+    extend(kv, seq, list(range(8)))
+    extend(kv, seq, list(range(8, 12)))
+    first, middle, last = seq.tables[0].blocks
+    kv.forget(0, last)
+    assert check_kv(kv) == []
+    kv.forget(0, first)
+    assert check_kv(kv) == [f"I5: group 0: block {middle} is cached without its parent"]
+
+
+def test_a_lease_that_says_nothing_of_its_fill_forbids_nothing() -> None:
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    step = kv.begin()
+    assert step.grow(seq, 1)
+    assert step.seal() == []
+    kv.pools[0].share(kv.pools[0].open(OwnerKind.LEASE), seq.tables[0].blocks)
+    assert check_writes(kv, seq) == []

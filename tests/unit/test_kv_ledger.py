@@ -239,6 +239,7 @@ def test_sharing_is_counted_again_only_when_it_has_changed() -> None:
     seq = kv.new_sequence(ROOT)
     extend(kv, seq, [0, 1, 2, 3, 4])
     alone = kv.sharing(0)
+    assert alone.total == (0, 0)
     extend(kv, seq, [5])
     assert kv.sharing(0) is alone
     kv.fork(seq)

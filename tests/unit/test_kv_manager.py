@@ -130,6 +130,36 @@ def test_a_fork_of_nothing_shares_nothing() -> None:
     assert parent.tables[0].blocks != child.tables[0].blocks
 
 
+def test_a_branch_publishes_behind_what_its_parent_published() -> None:
+    kv = manager()
+    parent = kv.new_sequence(ROOT)
+    extend(kv, parent, list(range(6)))
+    child = kv.fork(parent)
+    extend(kv, child, [6, 7])
+    hit = kv.lookup(ROOT, list(range(9)))
+    assert hit is not None
+    assert (hit.length, hit.node) == (8, child.node)
+    assert kv.lookup(ROOT, list(range(4, 9))) is None, "these tokens are nobody's first"
+
+
+def test_neither_who_has_stopped_publishing_nor_its_branch_begins_again() -> None:
+    """Even where nothing stands in the way any longer: their blocks may be distrusted."""
+    kv = manager()
+    first, second = kv.new_sequence(ROOT), kv.new_sequence(ROOT)
+    extend(kv, first, list(range(4)))
+    extend(kv, second, list(range(4)))
+    kv.reset_prefix_cache()
+    extend(kv, kv.fork(second), list(range(4, 8)))
+    extend(kv, second, list(range(4, 8)))
+    assert kv.index.blocks(0) == {}
+
+
+def test_without_a_prefix_cache_nothing_is_published() -> None:
+    kv = manager(prefix_cache=False)
+    extend(kv, kv.new_sequence(ROOT), list(range(8)))
+    assert kv.index.blocks(0) == {}
+
+
 @pytest.mark.parametrize("was_shared", [False, True])
 def test_a_lease_does_not_force_a_copy(was_shared: bool) -> None:
     kv = manager()
@@ -154,6 +184,15 @@ def test_commit_keeps_the_accepted_and_returns_the_rest(accepted: int) -> None:
     assert seq.num_computed == seq.num_reserved == 3 + accepted
     assert len(seq.tables[0].blocks) == -(-(3 + accepted) // 4)
     assert len(kv.index.blocks(0)) == (3 + accepted) // 4
+
+
+def test_a_rollback_to_nothing_returns_every_block() -> None:
+    kv = manager()
+    seq = kv.new_sequence(ROOT)
+    before = kv.num_changes
+    extend(kv, seq, list(range(5)), 0)
+    assert seq.tables[0].blocks == []
+    assert kv.num_changes > before
 
 
 def test_two_publishers_of_the_same_block() -> None:

@@ -96,3 +96,13 @@ def test_what_begins_alike_is_told_children_first() -> None:
     assert all(
         found.index(child) < at for at, n in enumerate(found) for child in n.children.values()
     )
+
+
+def test_a_block_that_is_absent_in_one_group_is_no_hit() -> None:
+    """Not at the very beginning either, with full attention or within a window."""
+    for group in (0, 1):
+        index = PrefixIndex(1, [None, 4])
+        publish(index, b"a", [5], 1, 0)
+        index.forget_block(group, 0)
+        assert index.num_roots == 1
+        assert index.match(b"a", [5], 1) is None

@@ -138,3 +138,16 @@ def test_a_branch_whose_tail_became_its_own_is_owed_no_copy() -> None:
     assert (child.cow_due, child.promised) == (True, [2])
     assert extend(kv, child, [2]) == []
     assert (child.cow_due, child.promised) == (False, [1])
+
+
+def test_nothing_is_owed_to_a_branch_that_was_released() -> None:
+    """Not even the copy of a tail that it never made."""
+    kv = manager()
+    parent = kv.new_sequence(ROOT)
+    extend(kv, parent, [0, 1])
+    kv.promise(parent, 2, branches=2, fork_at=2)
+    child = kv.fork(parent)
+    assert kv.promises.totals == child.promised == [1]
+    kv.release(child)
+    kv.forget_spares(child)
+    assert kv.promises.totals == child.promised == [0]

@@ -82,3 +82,16 @@ def test_a_window_that_does_not_move_tells_the_runner_nothing_again() -> None:
     extend(kv, seq, [12])
     update = table.take_update(0, 4)
     assert (update.keep, update.blocks) == (len(table.blocks) - 1, tuple(table.blocks[-1:]))
+
+
+def test_a_hit_begins_at_the_first_position_that_the_next_token_sees() -> None:
+    kv = manager(block_size=1, windows=(None, 5))
+    seq = kv.new_sequence(ROOT)
+    for token in range(7):
+        extend(kv, seq, [token])
+    for length, first_blocks in ((3, (0, 0)), (4, (0, 0)), (5, (0, 1)), (7, (0, 3))):
+        hit = kv.lookup(ROOT, list(range(length + 1)))
+        assert hit is not None
+        assert (hit.length, hit.first_blocks) == (length, first_blocks)
+        assert [len(blocks) for blocks in hit.blocks] == [length - first for first in first_blocks]
+        kv.unpin(hit)

@@ -47,15 +47,11 @@ class CachedBlocks:
 
     def next(self, tenant: str) -> int:
         """The block to be evicted for ``tenant``. There must be one. O(tenants)."""
-        queues = list(self._queues.values())
-        if len(queues) > 1:
-            floor = self.floor
-            above = [queue for queue in queues if len(queue) > floor]
-            if above:
-                queues = above
-            elif tenant in self._queues:
-                queues = [self._queues[tenant]]
-        oldest = queues[0] if len(queues) == 1 else min(queues, key=_first_cached)
+        floor, own = self.floor, self._queues.get(tenant)
+        queues = [queue for queue in self._queues.values() if len(queue) > floor]
+        if not queues:
+            queues = [own] if own else list(self._queues.values())
+        oldest = min(queues, key=_first_cached)
         return next(iter(oldest))
 
     @property

@@ -172,7 +172,7 @@ class KVCacheManager(KVState):
         pins, first_blocks, held = [], [], []
         for group, spec in enumerate(self.groups):
             seen = 0 if spec.window is None else max(0, match.length - spec.window + 1)
-            first = min(seen // size, match.length // size)
+            first = seen // size
             blocks = tuple(node.blocks[group] for node in match.nodes[first:])
             pin = self.pools[group].open(OwnerKind.PIN)
             self.pools[group].share(pin, blocks)

@@ -73,7 +73,7 @@ class PrefixIndex:
     def match(self, digest: bytes, token_ids: Sequence[int], limit: int) -> Match | None:
         """The longest usable prefix of ``token_ids``, at most ``limit`` tokens; None if empty."""
         root = self._roots.get(digest)
-        if root is None or limit <= 0:
+        if root is None:
             return None
         path, length = self._walk(root, token_ids)
         candidate = min(length, limit)

@@ -42,8 +42,8 @@ class Promises:
     def _demand(self, group: int, target: int, *, spares: int, fork_at: int) -> int:
         """``peak`` is the most blocks that one table holds while it grows to ``target`` tokens."""
         peak, cap = -(-target // self._block_size), self._caps[group]
-        if cap is not None and cap < peak:
-            peak = cap
+        if cap is not None:
+            peak = min(peak, cap)
         if not spares:
             return peak
         kept = fork_at // self._block_size if cap is None else 0
