@@ -86,9 +86,12 @@ def stop(child: subprocess.Popen[Any]) -> None:
     """End the leader of a group politely, and then whoever it has left behind."""
     if child.poll() is None:
         child.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(STOP_S)
-    with contextlib.suppress(ProcessLookupError):
+        deadline = time.monotonic() + STOP_S
+        # Seen but not reaped, so that its number stays the group's.
+        while not os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(POLL_S)
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
 

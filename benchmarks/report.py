@@ -1,8 +1,8 @@
-"""Tables and plots from the stored figures: ``python benchmarks/report.py [--readme]``.
+"""Tables and plots from the stored figures: ``python benchmarks/report.py [--readme NAME …]``.
 
 Reads every benchmarks/results/*.json that compare.py or `octavo bench memory --json` wrote, prints
-its tables and draws its chart beside it. With --readme the comparisons' tables also replace what
-stands between the README's bench markers.
+its tables and draws its chart beside it. With --readme the tables of the named comparisons also
+replace what stands between the README's bench markers, in that order.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ Figures = dict[str, dict[str, list[float]]]
 def main(argv: Sequence[str] | None = None) -> int:
     """Print, draw, and with --readme write. Returns 1 when there is no data."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--readme", action="store_true", help="write the tables into README.md")
+    parser.add_argument(
+        "--readme", nargs="+", default=[], metavar="NAME",
+        help="write these comparisons' tables into README.md, such as: engine engine-1.5b http",
+    )  # fmt: skip
     options = parser.parse_args(argv)
     paths = sorted(RESULTS.glob("*.json"))
     if not paths:
         print("benchmarks/results holds no data; run benchmarks/compare.py first", file=sys.stderr)
         return 1
-    sections = []
+    sections = {}
     for path in paths:
         data = json.loads(path.read_text(encoding="utf-8"))
         chart = path.with_suffix(".svg").relative_to(ROOT).as_posix()
@@ -43,11 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(memory_report.section(data, chart=chart), end="\n\n")
             path.with_suffix(".svg").write_text(memory_report.drawing(data), encoding="utf-8")
             continue
-        sections.append(section(data, chart=chart))
+        sections[path.stem] = section(data, chart=chart)
         path.with_suffix(".svg").write_text(drawing(data), encoding="utf-8")
-    text = "\n\n".join(sections)
-    print(text)
-    if options.readme and sections:
+    print("\n\n".join(sections.values()))
+    if unknown := [name for name in options.readme if name not in sections]:
+        parser.error(f"no comparison {unknown[0]}; there are {', '.join(sections)}")
+    if options.readme:
+        text = "\n\n".join([sections[name] for name in options.readme])
         readme = ROOT / "README.md"
         readme.write_text(replaced(readme.read_text(encoding="utf-8"), text), encoding="utf-8")
     return 0
