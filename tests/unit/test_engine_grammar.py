@@ -124,6 +124,10 @@ def test_a_grammar_that_can_go_no_further_fails_its_request_alone() -> None:
     driver.submit(make_request("free", PROMPT[:9]))
     run(driver, grammars, dead)
     assert (None, "nothing may follow") in [(c and None, e) for c, e in driver.errors()]
+    failed = [o for o in driver.outputs if o.error]
+    assert {(o.error_code, o.error_param) for o in failed} == {
+        ("invalid_request_error", "response_format")
+    }
     assert len(answers(driver, "free")[0]) == 8
 
 

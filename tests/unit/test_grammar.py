@@ -15,7 +15,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequestError, OverloadedError
 from octavo.grammar import GrammarCompiler, TokenTable
 from octavo.grammar.compiler import MAX_PENDING
-from octavo.grammar.matcher import Matcher
+from octavo.grammar.matcher import MAX_STEP_ITEMS, Matcher
 from octavo.text.tool_formats import tool_format
 from octavo.text.tool_parser import ToolDelta, ToolParser
 from octavo.worker import token_table
@@ -221,6 +221,50 @@ def test_an_expensive_grammar_ends_one_way_or_the_other(
     state = compiler.open(grammar)
     assert state is not None
     assert any(state.mask())
+
+
+TWOS = [f"r{i}: r{i + 1} r{i + 1}" for i in range(25)]
+TENS = [f"{a}: " + " ".join([b] * 10) for a, b in ("ab", "bc", "cd", "de")]
+
+
+@pytest.mark.parametrize("text", ["\n".join(["start: r0", *TWOS, 'r25: "a"']),
+                                  'start: ("a"{1000}){1000}'])  # fmt: skip
+def test_what_meets_a_limit_soon_is_refused_with_it(compiler: GrammarCompiler, text: str) -> None:
+    assert str(MAX_STEP_ITEMS) in refusal(compiler, Grammar(kind="lark", text=text))
+
+
+def test_what_meets_a_limit_late_ends_with_it(compiler: GrammarCompiler, table: TokenTable) -> None:
+    text = "\n".join(["start: a", *TENS, 'e: "a"?'])
+    state = opened(compiler, Grammar(kind="lark", text=text))
+    (token,) = table.encode("a")
+    for _ in range(500):
+        if any(state.mask()):
+            state.accept(token)
+    assert str(MAX_STEP_ITEMS) in state.failure
+
+
+@pytest.mark.parametrize("text", ["xyz", "abx"])
+def test_what_the_vocabulary_cannot_spell_is_refused_or_ends(text: str) -> None:
+    letters = ["", "a", "b"]
+    table = TokenTable(
+        vocab_size=3, encode=lambda text: [letters.index(c) for c in text if c in letters],
+        token_bytes=lambda i: letters[i].encode(), is_special=lambda i: i == 0,
+        eos_token_ids=(0,),
+    )  # fmt: skip
+    compiler = GrammarCompiler(table)
+    grammar = Grammar(
+        kind="lark", text=f"start: {' '.join(map(json.dumps, text[:2]))} /{text[2:]}/"
+    )
+    assert "no token" in refusal(compiler, grammar)
+    compiler.close()
+
+
+def test_a_refusal_is_in_our_words_and_short(compiler: GrammarCompiler) -> None:
+    one_of = json_schema({"oneOf": [{"type": "integer"}, {"type": "number"}]})
+    assert refusal(compiler, one_of) == "oneOf is not supported here; use anyOf"
+    said = refusal(compiler, Grammar(kind="regex", text="(?=a)" + "b" * 900))
+    assert said.count("b") < 200
+    assert "look-around" in said
 
 
 def test_many_grammars_stay_within_their_bytes(table: TokenTable) -> None:

@@ -12,6 +12,8 @@ from typing import Protocol
 
 from octavo.errors import InvalidRequestError
 
+# A fault of the engine: a mask forbids such tokens.
+NOT_ALLOWED = "a token was accepted that the grammar does not allow"
 GRAMMAR_KINDS = ("json_schema", "regex", "choice", "lark")
 MAX_GRAMMAR_CHARS = 1 << 16
 MAX_GRAMMAR_CHOICES = 1024

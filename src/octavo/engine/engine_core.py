@@ -9,7 +9,7 @@ owns the engine calls it from one thread.
 from __future__ import annotations
 
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core.grammar import GrammarReady, GrammarSource
+from octavo.core.grammar import NOT_ALLOWED, GrammarReady, GrammarSource
 from octavo.core.request import (
     Abort,
     BranchOutput,
@@ -191,10 +191,17 @@ class EngineCore:
         self.kv.distrust(state.digest, state.request.prompt_token_ids)
         self.counters.requests_failed += 1
         grammars = [seq.grammar for seq in state.branches.values() if seq.grammar is not None]
-        message = "no token could be sampled: every allowed logit is NaN or -inf"
-        message = next((g.failure for g in grammars if g.failure), message)
-        error = EngineError(message)
-        self._drop(state, FinishReason.ERROR, error=error.message, code=EngineError.code)
+        failure = next((g.failure for g in grammars if g.failure), "")
+        asked = state.request.sampling.grammar
+        unsampled = "no token could be sampled: every allowed logit is NaN or -inf"
+        error: OctavoError = EngineError(failure or unsampled)
+        if asked is not None and failure not in ("", NOT_ALLOWED):
+            error = InvalidRequestError(failure, param=asked.field)
+        code = error.code or error.error_type
+        self._outbox += final_outputs(
+            state, FinishReason.ERROR, error=error.message, code=code, param=error.param
+        )
+        self._discard(state)
 
     def _emit(self, run: TokenRun | None) -> list[BranchOutput]:
         outputs, self._outbox = self._outbox, []

@@ -219,7 +219,7 @@ def live_branches(state: RequestState) -> list[int]:
 
 
 def final_outputs(
-    state: RequestState, reason: FinishReason, *, error: str, code: str
+    state: RequestState, reason: FinishReason, *, error: str, code: str, param: str | None = None
 ) -> list[BranchOutput]:
     """The terminal output of every branch that still owes one."""
     return [
@@ -232,6 +232,7 @@ def final_outputs(
             num_cached_tokens=state.num_cached_tokens,
             error=error,
             error_code=code,
+            error_param=param,
         )
         for branch in live_branches(state)
     ]

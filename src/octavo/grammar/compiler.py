@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from octavo.core.grammar import Grammar, GrammarIdentity, GrammarReady
 from octavo.errors import OverloadedError
-from octavo.grammar.matcher import Matcher
+from octavo.grammar.matcher import STATE, Matcher, failure_of
 from octavo.grammar.token_table import TokenTable
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ MAX_CACHE_BYTES = 64 << 20
 _BYTES_PER_GRAMMAR = 256 << 10
 _BYTES_PER_CHAR = 48
 _MAX_ERROR_CHARS = 300
-# Where a message of llguidance begins to dump its parser.
-_STATE = "<state>"
+# Of a line: a long pattern is quoted twice, before what is wrong with it.
+_MAX_LINE_CHARS = 90
 
 
 class GrammarCompiler:
@@ -121,7 +121,8 @@ def _estimated_bytes(identity: GrammarIdentity) -> int:
 
 def _one_line(text: str) -> str:
     """A library's message, short, without a control character or its inner state."""
-    if _STATE in text:
-        return "it allows no text of finite length, or is too complex; simplify it"
-    flat = " ".join(text.split())
+    if STATE in text or text.startswith("oneOf "):
+        return failure_of(text)
+    lines = (" ".join(line.split()) for line in text.splitlines())
+    flat = " ".join(s[:_MAX_LINE_CHARS] + "…" * (len(s) > _MAX_LINE_CHARS) for s in lines if s)
     return flat if len(flat) <= _MAX_ERROR_CHARS else flat[:_MAX_ERROR_CHARS] + "…"

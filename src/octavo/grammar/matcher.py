@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo.core.grammar import NOT_ALLOWED
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-LIMIT_MET = "the structured output met a limit of the grammar engine"
-NOT_ALLOWED = "a token was accepted that the grammar does not allow"
+MAX_STEP_ITEMS = 5000
+# Where a message of llguidance begins to dump its parser.
+STATE = "<state>"
+# What such a message has → what has happened.
+_FAILURES = {
+    "doesn't satisfy the grammar": NOT_ALLOWED,
+    "NoExtension": "no token of the model goes on to a text that the grammar allows; simplify it",
+    "oneOf": "oneOf is not supported here; use anyOf",
+    " items": f"one token took over {MAX_STEP_ITEMS} items of the parser; use fewer, shorter rules",
+    "": "the grammar met the limit of the lexer's work for one token; simplify its expressions",
+}
+
+
+def failure_of(error: str) -> str:
+    """What a matcher's ``get_error`` says of a step, with the limit and a remedy."""
+    told = error.partition(STATE)[0]
+    return next(text for sign, text in _FAILURES.items() if sign in told)
 
 
 class Matcher:
@@ -31,7 +48,7 @@ class Matcher:
         if self._mask is None:
             mask = b"" if self._failure else self._matcher.compute_bitmask()
             if self._matcher.is_error():
-                self._failure = self._failure or LIMIT_MET
+                self._failure = self._failure or failure_of(self._matcher.get_error())
                 mask = b""
             # llguidance keeps a word of its own behind the vocabulary's.
             self._mask = mask[: self._num_bytes].ljust(self._num_bytes, b"\0")
@@ -41,7 +58,7 @@ class Matcher:
         """See ``GrammarState``."""
         self._mask = None
         if not self._failure and not self._matcher.consume_token(token_id):
-            self._failure = NOT_ALLOWED
+            self._failure = failure_of(self._matcher.get_error())
 
     def fork(self) -> Matcher:
         """See ``GrammarState``."""

@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from octavo.core.grammar import Grammar
+from octavo.grammar.matcher import MAX_STEP_ITEMS
 from octavo.grammar.number_bounds import bound_numbers
 from octavo.grammar.token_table import TokenTable
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
+_TRIED_TOKENS = 8
+_LIMITS = LLParserLimits(
+    max_grammar_size=200_000, initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000,
+    step_max_items=MAX_STEP_ITEMS, max_lexer_states=50_000,
+)  # fmt: skip
 # Python's own spelling of JSON, which models write most readily; free white space would let a
 # small model pad for ever.
 _JSON_OPTIONS: JsonCompileOptions = {
@@ -27,21 +33,19 @@ _JSON_OPTIONS: JsonCompileOptions = {
 
 
 def new_matcher(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
-    """A matcher at the start of ``grammar``; ``is_error`` says whether it was refused."""
-    matcher = LLMatcher(tokenizer, _source(grammar), log_level=0, limits=_limits())
-    if not matcher.is_error():
-        # The first mask builds most of the lexer's states: better here than in a step.
-        matcher.compute_bitmask()
-    return matcher
+    """A matcher at the start of ``grammar``; ``is_error`` says whether it was refused.
 
-
-def _limits() -> LLParserLimits:
-    return LLParserLimits(
-        max_grammar_size=200_000,
-        initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=200_000,
-        max_lexer_states=50_000,
-    )
+    The first mask builds most of the lexer's states, and a few tokens show what meets a limit soon:
+    better here than in a step.
+    """
+    matcher = LLMatcher(tokenizer, _source(grammar), log_level=0, limits=_LIMITS)
+    matcher.compute_bitmask()
+    trial = matcher.deep_copy()
+    for _ in range(_TRIED_TOKENS):
+        mask = int.from_bytes(trial.compute_bitmask(), "little") % (1 << tokenizer.vocab_size)
+        if trial.is_stopped() or not trial.consume_token(mask.bit_length() - 1):
+            break
+    return trial if trial.is_error() else matcher
 
 
 def _source(grammar: Grammar) -> str:

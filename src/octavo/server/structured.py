@@ -24,7 +24,7 @@ def read_grammar(body: TypedBody) -> Grammar | None:
     Raises:
         InvalidRequestError: naming the field: an unknown type or key, or two grammars at once.
     """
-    by_format = _response_format(body)
+    by_format = _format(body.raw("response_format"), "response_format", inside="json_schema")
     for field in ("text", "output_config"):
         by_format = by_format or _flat_format(body.mapping(field), field)
     by_name = _structured_outputs(body)
@@ -48,46 +48,34 @@ def schema_grammar(schema: object, field: str) -> Grammar:
     return Grammar(kind="json_schema", text=text, field=field)
 
 
-def _response_format(body: TypedBody) -> Grammar | None:
-    if body.raw("response_format") is None:
-        return None
-    value = body.mapping("response_format")
-    kind = value.get("type")
-    known = {"type", "json_schema"} if kind == "json_schema" else {"type"}
-    refuse_others(value, known, "response_format")
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return Grammar(kind="json_schema", text=_ANY_OBJECT, field="response_format")
-    if kind != "json_schema":
-        raise wrong("response_format.type", "must be text, json_object or json_schema")
-    wanted = value.get("json_schema")
-    field = "response_format.json_schema"
-    if not isinstance(wanted, dict) or "schema" not in wanted:
-        raise wrong(field, "must be an object with name and schema")
-    refuse_others(wanted, {"name", "schema", "strict", "description"}, field)
-    return schema_grammar(wanted["schema"], f"{field}.schema")
-
-
 def _flat_format(value: Mapping[str, object], field: str) -> Grammar | None:
-    """The form of the newer protocols: the schema stands beside the type, under ``format``."""
+    """The newer protocols have the format beside other members."""
     refuse_others(value, {"format"} | _BESIDE_FORMAT[field], field)
     if value.get("verbosity") not in (None, "medium"):
-        param = f"{field}.verbosity"
-        raise wrong(param, "is not supported, but for medium")
-    form, field = value.get("format"), f"{field}.format"
+        raise wrong(f"{field}.verbosity", "is not supported, but for medium")
+    return _format(value.get("format"), f"{field}.format")
+
+
+def _format(form: object, field: str, inside: str = "") -> Grammar | None:
+    """A format, whose schema stands beside its type or in the object ``inside``."""
     if form is None:
         return None
     if not isinstance(form, dict):
         raise wrong(field, "must be an object")
     kind = form.get("type")
-    refuse_others(form, _SCHEMA_KEYS if kind == "json_schema" else {"type"}, field)
+    known = ({"type", inside} if inside else _SCHEMA_KEYS) if kind == "json_schema" else {"type"}
+    refuse_others(form, known, field)
     if kind == "text":
         return None
     if kind == "json_object":
         return Grammar(kind="json_schema", text=_ANY_OBJECT, field=field)
     if kind != "json_schema":
         raise wrong(f"{field}.type", "must be text, json_object or json_schema")
+    if inside:
+        form, field = form.get(inside), f"{field}.{inside}"
+        if not isinstance(form, dict) or "schema" not in form:
+            raise wrong(field, "must be an object with name and schema")
+        refuse_others(form, _SCHEMA_KEYS - {"type"}, field)
     return schema_grammar(form.get("schema"), f"{field}.schema")
 
 
