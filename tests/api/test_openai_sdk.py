@@ -188,7 +188,7 @@ def test_a_structured_answer(sdk: openai.OpenAI) -> None:
 
 def test_models(sdk: openai.OpenAI, smollm2_path: Path) -> None:
     names = [model.id for model in sdk.models.list()]
-    assert names == ["gpt-4o", smollm2_path.stem]
+    assert names == [smollm2_path.stem, "gpt-4o"]
     assert sdk.models.retrieve("gpt-4o").owned_by == "octavo"
 
 

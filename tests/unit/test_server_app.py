@@ -163,6 +163,9 @@ def test_unknown_fields_are_refused_by_name(play: Any) -> None:
         check_error(
             await here.chat(stream=True, stream_options={"foo": 1}), 400, "stream_options.foo"
         )
+        odd = {"include_usage": "x"}
+        name = "stream_options.include_usage"
+        check_error(await here.chat(stream=True, stream_options=odd), 400, name)
 
     play(test)
 

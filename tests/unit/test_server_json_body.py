@@ -68,6 +68,7 @@ def test_what_is_ambiguous_or_hostile_is_refused(body: bytes, message: str) -> N
         (b'{"a": {"\\udfff": 1}}', "a.?"),
         (b'{"prompt": [1, ' + b"9" * 5000 + b"]}", "prompt[1]"),
         (b'{"seed": -' + b"9" * 5000 + b', "a": NaN}', "seed"),
+        (b'{"a": [{"b": 1, "b": 2}]}', "a[0].b"),
         (b"NaN", None),
     ],
 )

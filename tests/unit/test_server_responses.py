@@ -198,7 +198,10 @@ def test_a_stream_that_fails_ends_with_a_failed_response(play: Any) -> None:
 )  # fmt: skip
 def test_what_is_wrong_is_said(play: Any, body: Any, param: str, named: str) -> None:
     async def test(here: Served) -> None:
-        assert named in check_error(await here.respond(**body), 400, param)
+        response = await here.respond(**body)
+        assert named in check_error(response, 400, param)
+        if param == "previous_response_id":
+            assert response.json()["error"]["code"] == "response_not_found"
         assert not here.engine.engine.requests.states
         assert len(here.state.responses) == 0
 

@@ -98,6 +98,9 @@ def test_what_shows_all_tenants_is_for_the_admin(play: Any) -> None:
             assert refused.json()["error"]["code"] == "admin_key_required"
             assert (await status(path, "three")).status_code == (404 if path[-1] == "r" else 200)
             assert (await here.http.get(path)).status_code == 401
+        for key, code in (("one", 403), ("three", 200)):
+            reset = await here.http.post("/reset_prefix_cache", **with_key(here, key))
+            assert reset.status_code == code
         assert (await status("/metrics", "one")).status_code == 200
         # Two keys of one tenant: there is nobody to hide from.
         here.state.api_keys = ApiKeys(["one", "two"])

@@ -43,7 +43,7 @@ def serve(arguments: argparse.Namespace) -> int:
             f"octavo: warning: {arguments.host} is reachable by others and there is no --api-key",
             file=sys.stderr,
         )
-    names = [*arguments.served_model_name, model_name(arguments.model)]
+    names = list(dict.fromkeys([model_name(arguments.model), *arguments.served_model_name]))
     console = Console(url=url_of(listener, arguments.host), names=names, has_key=bool(api_keys))
     runtime_dir = make_runtime_dir()
     try:

@@ -32,7 +32,7 @@ class Resource:
             scope["octavo.tenant"] = tenant = self.state.api_keys.check(scope["headers"])
             if any_one.inside and self.state.api_keys.num_tenants > 1 and tenant != ADMIN_TENANT:
                 raise RejectedError(
-                    403, "this path shows all tenants; use a key of the tenant admin",
+                    403, "this path is about all tenants; use a key of the tenant admin",
                     code="admin_key_required",
                 )  # fmt: skip
         method = "GET" if scope["method"] == "HEAD" else scope["method"]

@@ -137,4 +137,5 @@ def read_stream_options(body: TypedBody) -> tuple[bool, bool]:
     if options and not stream:
         raise wrong("stream_options", "needs stream: true")
     refuse_others(options, ("include_usage",), "stream_options")
-    return stream, TypedBody(options).boolean("include_usage")
+    name = "stream_options.include_usage"
+    return stream, TypedBody({name: options.get("include_usage")}).boolean(name)

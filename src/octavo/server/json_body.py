@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from octavo.errors import InvalidRequestError
 from octavo.text.members import shown_name
@@ -75,13 +78,24 @@ def _read(text: str) -> tuple[object, bool]:
             return misfit("the body holds a number with too many digits")
 
     try:
-        parsed = json.loads(text, object_pairs_hook=_unique, parse_constant=constant)
+        parsed = json.loads(
+            text, object_pairs_hook=partial(_unique, misfit), parse_constant=constant
+        )
     except json.JSONDecodeError:
         raise
     except ValueError:
         # A number that Python does not read: once more, to tell where it is.
         parsed = json.loads(text, parse_int=integer, parse_constant=constant)
     return parsed, bool(misfits)
+
+
+def _unique(misfit: Callable[[str], _Misfit], pairs: list[tuple[str, object]]) -> dict[str, object]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        for key, count in Counter(key for key, _ in pairs).items():
+            if count > 1:
+                result[key] = misfit(f"duplicate key {_quoted(key)}")
+    return result
 
 
 def _check_structure(body: bytes) -> None:
@@ -118,17 +132,6 @@ def _name_before(body: bytes, at: int) -> str | None:
     """The name of the member whose value begins there, if it has a plain one."""
     named = _NAME_BEFORE.search(body[max(0, at - 82) : at])
     return named[1].decode("ascii", "replace") if named else None
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise InvalidRequestError(f"duplicate key {_quoted(key)}", param=shown_name(key))
-            seen.add(key)
-    return result
 
 
 def _check_value(value: object, where: str) -> None:

@@ -27,7 +27,7 @@ class Operation:
 
     ``endpoint`` says which fields its body has, None that it has none; ``reply`` what a 200 holds,
     None that it is no JSON; ``errors`` are statuses beside those that any request may get.
-    ``public`` needs no key. ``inside`` shows what every tenant does.
+    ``public`` needs no key. ``inside`` shows what every tenant does, or changes what all share.
     """
 
     path: str
@@ -109,7 +109,7 @@ OPERATIONS = (
     ),
     Operation(
         path="/reset_prefix_cache", handler=status_endpoints.reset_prefix_cache, method="POST",
-        reply=OBJECT, errors=(503,),
+        reply=OBJECT, errors=(503,), inside=True,
     ),
     Operation(path="/health", handler=status_endpoints.health, reply=ref("Health"), public=True),
     Operation(

@@ -162,7 +162,9 @@ def _earlier(state: ServerState, response_id: str | None, owner: str) -> Sequenc
     try:
         entry = state.responses.get(response_id, owner)
     except ResponseNotFoundError as error:
-        raise InvalidRequestError(error.message, param="previous_response_id") from None
+        refused = InvalidRequestError(error.message, param="previous_response_id")
+        refused.code = error.code
+        raise refused from None
     if entry.running:
         raise InvalidRequestError(
             "the previous response is still being made; wait for its end",
