@@ -23,14 +23,11 @@ from octavo.backends.program import (
     PagedAttention,
     Program,
 )
+from octavo.config import ACTIVATIONS, KV_DTYPES, MAX_STEP_TOKENS, MAX_THREADS
 from octavo.errors import ConfigError
 from octavo.weights.tensor import LogicalTensor
 
-_MAX_THREADS = 256
-_MAX_STEP_TOKENS = 65536
 _MAX_HEAD_RATIO = 64
-_ACTIVATIONS = ("int8", "f32")
-_KV_DTYPES = ("bf16", "int8")
 _NO_BIAS = np.empty(0, np.float32)
 
 # (GGUF type number, rows, columns, bytes): a tensor as the native packer takes it.
@@ -115,18 +112,18 @@ def _check_isa(isa: str) -> str:
 
 
 def _check_threads(num_threads: int) -> int:
-    if not 0 <= num_threads <= _MAX_THREADS:
-        _refuse("num_threads", f"is {num_threads}; it must be between 0 and {_MAX_THREADS}")
-    return num_threads or min(default_num_threads(), _MAX_THREADS)
+    if not 0 <= num_threads <= MAX_THREADS:
+        _refuse("num_threads", f"is {num_threads}; it must be between 0 and {MAX_THREADS}")
+    return num_threads or min(default_num_threads(), MAX_THREADS)
 
 
 def _check_options(options: BackendOptions, layout: CacheLayout) -> None:
-    if options.activation not in _ACTIVATIONS:
+    if options.activation not in ACTIVATIONS:
         _refuse("activation", f"'{options.activation}' is unknown; choose int8 or f32")
-    if not 1 <= options.max_tokens <= _MAX_STEP_TOKENS:
-        _refuse("max_num_batched_tokens", f"{options.max_tokens} is outside 1…{_MAX_STEP_TOKENS}")
-    if layout.kv_dtype not in _KV_DTYPES:
-        _refuse("kv_dtype", f"'{layout.kv_dtype}' is none of its types: {', '.join(_KV_DTYPES)}")
+    if not 1 <= options.max_tokens <= MAX_STEP_TOKENS:
+        _refuse("max_num_batched_tokens", f"{options.max_tokens} is outside 1…{MAX_STEP_TOKENS}")
+    if layout.kv_dtype not in KV_DTYPES:
+        _refuse("kv_dtype", f"'{layout.kv_dtype}' is none of its types: {', '.join(KV_DTYPES)}")
     if layout.block_size < 16 or layout.block_size % 16:
         _refuse("block_size", f"{layout.block_size} is no multiple of 16; choose one")
     if layout.num_blocks < 1:
