@@ -43,12 +43,18 @@ def test_a_stream_in_the_background_can_be_read_again_from_anywhere(play: Any) -
     play(test)
 
 
+async def begin(here: Served, *, max_output_tokens: int) -> asyncio.Task[Any]:
+    """Somebody reads a background stream that runs by now."""
+    ask = {"background": True, "stream": True, "ignore_eos": True}
+    reader = asyncio.create_task(here.respond(**ask, max_output_tokens=max_output_tokens))
+    while not here.engine.engine.requests.states:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    return reader
+
+
 def test_who_reads_a_background_stream_does_not_keep_it_alive(play: Any) -> None:
     async def test(here: Served) -> None:
-        ask = {"background": True, "stream": True, "max_output_tokens": 200, "ignore_eos": True}
-        reader = asyncio.create_task(here.respond(**ask))
-        while not here.engine.engine.requests.states:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        reader = await begin(here, max_output_tokens=200)
         reader.cancel()
         (response_id,) = here.state.responses._entries
         path = f"{RESPONSES}/{response_id}"
@@ -61,10 +67,7 @@ def test_who_reads_a_background_stream_does_not_keep_it_alive(play: Any) -> None
 
 def test_a_background_stream_that_is_cancelled_ends(play: Any) -> None:
     async def test(here: Served) -> None:
-        ask = {"background": True, "stream": True, "max_output_tokens": 900, "ignore_eos": True}
-        reader = asyncio.create_task(here.respond(**ask))
-        while not here.engine.engine.requests.states:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        reader = await begin(here, max_output_tokens=900)
         (response_id,) = here.state.responses._entries
         stopped = await here.http.post(f"{RESPONSES}/{response_id}/cancel")
         assert checked(stopped)["status"] == "cancelled"
