@@ -9,7 +9,8 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import quantize
 
-from octavo.weights import TensorType, open_model
+from octavo.weights import open_model
+from octavo.weights.tensor_type import TensorType
 from oracles.gguf_writer import write_gguf
 
 TYPE_NAMES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0")

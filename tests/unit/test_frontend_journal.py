@@ -5,8 +5,7 @@ import pytest
 from octavo.core.request import BranchOutput, FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import OverloadedError
-from octavo.frontend import Journal
-from octavo.frontend.journal import GapError
+from octavo.frontend.journal import GapError, Journal
 
 
 def request(request_id: str = "r", *, n: int = 1, seed: int | None = None) -> Request:

@@ -11,7 +11,8 @@ import pytest
 from octavo.backends.program import LinearResidual, NormHead, NormLinear, NormMlp, PagedAttention
 from octavo.backends.reference import ReferenceBackend
 from octavo.errors import ModelFileError
-from octavo.models import build_program, cache_layout, k_slices, kv_groups, model_spec
+from octavo.models import build_program, cache_layout, kv_groups, model_spec
+from octavo.models.decoder import k_slices
 from octavo.weights.tensor import LogicalTensor
 from oracles.tiny_models import random_tensors, tensor, tiny_spec
 

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.request import Submit
 from octavo.core.sampling_params import SamplingParams
-from octavo.scheduler import FairQueue, RequestState, Sequence
-from octavo.scheduler.fair_queue import AGEING_STEPS, HELD_STEPS
+from octavo.scheduler import RequestState, Sequence
+from octavo.scheduler.fair_queue import AGEING_STEPS, HELD_STEPS, FairQueue
 from octavo.testing import EngineDriver, make_info, make_request
 
 

@@ -11,7 +11,9 @@ from octavo.core.request import Submit
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ConfigError
 from octavo.kv import KVCacheManager
-from octavo.scheduler import FairQueue, RequestState, Scheduler, Sequence, admission_policy
+from octavo.scheduler import RequestState, Scheduler, Sequence
+from octavo.scheduler.admission import admission_policy
+from octavo.scheduler.fair_queue import FairQueue
 from octavo.testing import EngineDriver, make_info, make_request
 
 

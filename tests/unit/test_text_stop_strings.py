@@ -9,7 +9,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from octavo.errors import InvalidRequestError
-from octavo.text import IncrementalDetokenizer, StopStringMatcher, TextStream, Tokenizer
+from octavo.text import IncrementalDetokenizer, TextStream, Tokenizer
+from octavo.text.stop_strings import StopStringMatcher
 from octavo.text.vocabulary import AddedToken, Vocabulary
 
 letters = st.text("abc", max_size=40)

@@ -13,8 +13,9 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize as published_dequantize
 
 from octavo.errors import ModelFileError
-from octavo.weights import TensorType, open_model
+from octavo.weights import open_model
 from octavo.weights.dequantize import dequantize
+from octavo.weights.tensor_type import TensorType
 from oracles.gguf_writer import string, tensor_entry, typed_value, write_gguf
 
 ARCHITECTURE = {"general.architecture": "llama"}

@@ -16,9 +16,9 @@ import pytest
 
 from octavo.errors import DownloadError, ModelNotFoundError
 from octavo.weights import hub as module
-from octavo.weights import list_models, open_model, packages, pull, remove_model, resolve_model
+from octavo.weights import list_models, open_model, packages, pull, remove_model
 from octavo.weights.catalog import CATALOG, DEFAULT_MODEL, CatalogEntry
-from octavo.weights.hub import PullProgress
+from octavo.weights.hub import PullProgress, resolve_model
 from oracles.hf_writer import write_hf_directory
 from oracles.loopback_hub import LoopbackHub, serve
 

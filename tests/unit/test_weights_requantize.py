@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.weights import TensorType, open_model
+from octavo.weights import open_model
+from octavo.weights.tensor_type import TensorType
 from oracles.gguf_writer import write_gguf
 from oracles.requantize import TYPE_NAMES, requantize
 

@@ -231,30 +231,24 @@ class Executor(Protocol):
     @property
     def fingerprint(self) -> str:
         """The numerics fingerprint: what the bits of an answer depend on besides the weights."""
-        ...
 
     @property
     def progress(self) -> int:
         """A counter that grows with every layer computed."""
-        ...
 
     def forward(self, batch: StepBatch) -> StepOutput:
         """Copies, then the whole program over the batch, then sampling."""
-        ...
 
     def read_block(
         self, group: int, layer: int, block: int
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """K and V of one block as float32 [block_size, kv_heads, head_dim] (tests, transfer)."""
-        ...
 
     def poison_blocks(self, blocks: NDArray[np.int32]) -> None:
         """Fill every group's and layer's slots of ``blocks`` with NaN (tests)."""
-        ...
 
     def close(self) -> None:
         """Free memory and threads. Idempotent."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,15 +272,12 @@ class ProfilingExecutor(Protocol):
     @property
     def span(self) -> tuple[float, float]:
         """When the last step began and ended on ``time.perf_counter``, Python's part left out."""
-        ...
 
     def start_profile(self) -> None:
         """Forget earlier times and time every op from now on."""
-        ...
 
     def op_times(self) -> list[OpTime]:
         """Times since ``start_profile``, in the order of the program."""
-        ...
 
 
 class Backend(Protocol):
@@ -303,8 +294,6 @@ class Backend(Protocol):
         options: BackendOptions,
     ) -> Executor:
         """Pack the weights, allocate the pool."""
-        ...
 
     def kv_block_bytes(self, layout: CacheLayout, group: int) -> int:
         """Bytes of one block of a group over all its layers, scales and padding included."""
-        ...

@@ -62,15 +62,12 @@ class Engine(Faulty, Protocol):
 
     def handle(self, event: Event, now: float) -> None:
         """Take an event; what it causes is emitted by the next step."""
-        ...
 
     def advance(self, now: float) -> tuple[list[BranchOutput], TokenRun | None]:
         """Run one step: outputs, and in one piece the tokens of branches that have none there."""
-        ...
 
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        ...
 
 
 class Host(Protocol):
@@ -78,28 +75,22 @@ class Host(Protocol):
 
     def snapshot(self) -> Stats:
         """What metrics and readiness are told."""
-        ...
 
     def control(self, verb: str) -> dict[str, object]:
         """Answer a ``Control``."""
-        ...
 
     def progress(self) -> int:
         """The runner's work counter; called on another thread while a step runs."""
-        ...
 
     def after_step(self, seconds: float) -> None:
         """A step took ``seconds``."""
-        ...
 
     def take_ready(self) -> Sequence[Event]:
         """Events of the process itself: grammars that have been compiled."""
-        ...
 
     @property
     def is_compiling(self) -> bool:
         """Whether ``take_ready`` will have something soon; no message wakes the loop for it."""
-        ...
 
 
 @dataclass(slots=True)

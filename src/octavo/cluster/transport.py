@@ -27,15 +27,12 @@ class EngineTransport(Protocol):
 
     def receive(self, timeout_s: float | None) -> list[tuple[bytes, bytes]]:
         """All (peer, frame) pairs at hand; waits up to ``timeout_s`` (None: for ever)."""
-        ...
 
     def send(self, peer: bytes, frame: bytes) -> bool:
         """Queue a frame. False: the peer is gone or does not read."""
-        ...
 
     def close(self) -> None:
         """Release the socket."""
-        ...
 
 
 class RouterTransport:

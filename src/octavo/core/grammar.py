@@ -87,25 +87,20 @@ class GrammarState(Protocol):
 
         All zero once the grammar has failed (``failure`` says why).
         """
-        ...
 
     def accept(self, token_id: int) -> None:
         """Advance by a token that the mask allowed."""
-        ...
 
     def fork(self) -> GrammarState:
         """An independent state at the same place."""
-        ...
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing but an end may follow."""
-        ...
 
     @property
     def failure(self) -> str:
         """Why it can go no further, empty while it can: a limit was met, or a token was refused."""
-        ...
 
 
 class GrammarSource(Protocol):
@@ -115,7 +110,6 @@ class GrammarSource(Protocol):
         """A state at the start; None when it is still to be compiled, which a ``GrammarReady``
         event will end.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

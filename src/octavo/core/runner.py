@@ -47,7 +47,6 @@ class Runner(Protocol):
     @property
     def info(self) -> RunnerInfo:
         """Facts that do not change while the runner lives."""
-        ...
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Apply slots and copies, run one forward over the mixed batch, sample.
@@ -55,4 +54,3 @@ class Runner(Protocol):
         Raises:
             Exception: any fault of the step. The engine drops the step's requests by name.
         """
-        ...

@@ -22,15 +22,12 @@ class Receiver(Protocol):
 
     def connected(self) -> None:
         """A connection stands; the peer may be another process than before."""
-        ...
 
     def disconnected(self) -> None:
         """The connection is gone; what was sent may be lost."""
-        ...
 
     def frame_received(self, frame: bytes) -> None:
         """A frame arrived."""
-        ...
 
 
 class Transport(Protocol):
@@ -38,15 +35,12 @@ class Transport(Protocol):
 
     def start(self, receiver: Receiver) -> None:
         """Begin; must be called on the event loop that will run the callbacks."""
-        ...
 
     def send(self, frame: bytes) -> bool:
         """Queue a frame. False: there is no connection, or its queue is full."""
-        ...
 
     def close(self) -> None:
         """Stop the callbacks and release the socket."""
-        ...
 
 
 class DealerTransport:

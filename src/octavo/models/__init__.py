@@ -3,20 +3,15 @@
 from octavo.models.decoder import (
     build_program,
     cache_layout,
-    check_tensors,
-    k_slices,
     kv_groups,
     model_spec,
 )
-from octavo.models.spec import ARCHITECTURES, ModelSpec
+from octavo.models.spec import ModelSpec
 
 __all__ = [
-    "ARCHITECTURES",
     "ModelSpec",
     "build_program",
     "cache_layout",
-    "check_tensors",
-    "k_slices",
     "kv_groups",
     "model_spec",
 ]

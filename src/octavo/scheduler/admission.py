@@ -28,11 +28,9 @@ class AdmissionPolicy(Protocol):
 
     def output_tokens(self, tenant: str, max_output: int) -> int:
         """Output tokens to promise a branch of ``tenant`` that may have at most ``max_output``."""
-        ...
 
     def observe(self, tenant: str, max_output: int, num_output: int) -> None:
         """A branch of ``tenant`` that might have had ``max_output`` tokens had ``num_output``."""
-        ...
 
 
 class Reserve:

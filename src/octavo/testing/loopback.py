@@ -14,7 +14,7 @@ from octavo.cluster.engine_process import welcome_of
 from octavo.config import CacheConfig, SchedulerConfig
 from octavo.core.runner import RunnerInfo
 from octavo.engine import EngineCore
-from octavo.frontend import Receiver
+from octavo.frontend.transport import Receiver
 from octavo.grammar import GrammarCompiler
 from octavo.testing.fake_runner import FakeRunner
 from octavo.testing.mortal_runner import MortalRunner

@@ -3,20 +3,16 @@
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.messages import Message, read_messages
-from octavo.text.stop_strings import StopResult, StopStringMatcher, TextDelta, TextStream
-from octavo.text.tokenizer import Tokenizer, check_text
+from octavo.text.stop_strings import TextStream
+from octavo.text.tokenizer import Tokenizer
 from octavo.text.word_tokens import spell_words
 
 __all__ = [
     "ChatTemplate",
     "IncrementalDetokenizer",
     "Message",
-    "StopResult",
-    "StopStringMatcher",
-    "TextDelta",
     "TextStream",
     "Tokenizer",
-    "check_text",
     "read_messages",
     "spell_words",
 ]

@@ -55,7 +55,6 @@ class PackageClient(Protocol):
         Raises:
             DownloadError: naming the cause and the remedy.
         """
-        ...
 
 
 class PipClient:

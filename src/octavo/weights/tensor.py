@@ -43,22 +43,18 @@ class ModelFile(Protocol):
     @property
     def kind(self) -> str:
         """ "gguf" or "hf"."""
-        ...
 
     @property
     def metadata(self) -> Mapping[str, Any]:
         """What the header says."""
-        ...
 
     @property
     def tensors(self) -> Mapping[str, LogicalTensor]:
         """The weights under canonical names."""
-        ...
 
     @property
     def digest(self) -> str:
         """Identifies the weights; computed at first use."""
-        ...
 
 
 __all__ = ["LogicalTensor", "ModelFile", "TensorType"]
