@@ -13,28 +13,8 @@ from octavo.models.rope import default_rope, factored_rope, linear_rope
 from octavo.models.spec import ARCHITECTURES, MAX_CONTEXT, MAX_LAYERS, Header, ModelSpec, checked
 from octavo.weights.tensor import LogicalTensor
 
-# Keys "<architecture>.…" that are read here, and those that describe without changing the layers.
-_READ_KEYS = frozenset(
-    {
-        "attention.head_count",
-        "attention.head_count_kv",
-        "attention.key_length",
-        "attention.layer_norm_rms_epsilon",
-        "attention.value_length",
-        "block_count",
-        "context_length",
-        "embedding_length",
-        "feed_forward_length",
-        "rope.dimension_count",
-        "rope.freq_base",
-        "rope.scale_linear",
-        "rope.scaling.factor",
-        "rope.scaling.finetuned",
-        "rope.scaling.original_context_length",
-        "rope.scaling.type",
-        "vocab_size",
-    }
-)
+# Keys "<architecture>.…" that describe without changing the layers.
+_HARMLESS_KEYS = ("rope.scaling.finetuned", "rope.scaling.original_context_length")
 # Keys that change the layers unless they have this value. Any other key is refused by name.
 _NEUTRAL_KEYS: Mapping[str, object] = {
     "attention.causal": True,
@@ -71,31 +51,30 @@ def spec_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, LogicalTen
     if arch not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ModelFileError(f"architecture '{arch}' is not supported (supported: {known})")
-    layout = {"tensor_data_layout": _TENSOR_LAYOUTS[arch]}
-    header.refuse_unknown(_READ_KEYS, {**_NEUTRAL_KEYS, **layout}, prefix=f"{arch}.")
     hidden = header.integer(f"{arch}.embedding_length")
     heads = header.integer(f"{arch}.attention.head_count")
     head_dim = header.integer(f"{arch}.attention.key_length", max(hidden // heads, 1))
     if header.integer(f"{arch}.attention.value_length", head_dim) != head_dim:
         raise ModelFileError(f"GGUF key '{arch}.attention.value_length' differs from the key's")
-    return checked(
-        ModelSpec(
-            architecture=arch,
-            hidden_size=hidden,
-            intermediate_size=header.integer(f"{arch}.feed_forward_length"),
-            num_layers=header.integer(f"{arch}.block_count", limit=MAX_LAYERS),
-            num_heads=heads,
-            num_kv_heads=header.integer(f"{arch}.attention.head_count_kv", heads),
-            head_dim=head_dim,
-            vocab_size=header.integer(f"{arch}.vocab_size", _embedding_rows(tensors)),
-            context_length=header.integer(f"{arch}.context_length", limit=MAX_CONTEXT),
-            rms_eps=header.number(f"{arch}.attention.layer_norm_rms_epsilon"),
-            rope=_rope(header, arch, head_dim, tensors=tensors),
-            qkv_bias=arch == "qwen2" or "blk.0.attn_q.bias" in tensors,
-            output_bias="blk.0.attn_output.bias" in tensors,
-            tied_head="output.weight" not in tensors,
-        )
+    spec = ModelSpec(
+        architecture=arch,
+        hidden_size=hidden,
+        intermediate_size=header.integer(f"{arch}.feed_forward_length"),
+        num_layers=header.integer(f"{arch}.block_count", limit=MAX_LAYERS),
+        num_heads=heads,
+        num_kv_heads=header.integer(f"{arch}.attention.head_count_kv", heads),
+        head_dim=head_dim,
+        vocab_size=header.integer(f"{arch}.vocab_size", _embedding_rows(tensors)),
+        context_length=header.integer(f"{arch}.context_length", limit=MAX_CONTEXT),
+        rms_eps=header.number(f"{arch}.attention.layer_norm_rms_epsilon"),
+        rope=_rope(header, arch, head_dim, tensors=tensors),
+        qkv_bias=arch == "qwen2" or "blk.0.attn_q.bias" in tensors,
+        output_bias="blk.0.attn_output.bias" in tensors,
+        tied_head="output.weight" not in tensors,
     )
+    layout = {"tensor_data_layout": _TENSOR_LAYOUTS[arch]}
+    header.refuse_unknown(_HARMLESS_KEYS, {**_NEUTRAL_KEYS, **layout}, prefix=f"{arch}.")
+    return checked(spec)
 
 
 def _embedding_rows(tensors: Mapping[str, LogicalTensor]) -> int | None:
@@ -116,8 +95,9 @@ def _rope(
             f"({head_dim}) is supported"
         )
     factor = header.raw(f"{arch}.rope.scale_linear")
+    is_scaled = header.raw(f"{arch}.rope.scaling.factor")
     kind = header.text(f"{arch}.rope.scaling.type", "none" if factor is None else "linear")
-    if factor is None and kind == "none" and header.raw(f"{arch}.rope.scaling.factor"):
+    if factor is None and kind == "none" and is_scaled:
         raise ModelFileError(f"GGUF key '{arch}.rope.scaling.factor' has no rope.scaling.type")
     if kind not in ("none", "linear"):
         raise ModelFileError(f"rope scaling '{kind}' is not supported (supported: none, linear)")

@@ -11,39 +11,12 @@ from octavo.models.rope import Llama3Scaling, default_rope, linear_rope, llama3_
 from octavo.models.spec import ARCHITECTURES, MAX_CONTEXT, MAX_LAYERS, Header, ModelSpec, checked
 from octavo.weights.tensor import LogicalTensor
 
-# Keys that are read, here, by the tokenizer or by whoever serves the model.
-_READ_KEYS = frozenset(
-    {
-        "attention_bias",
-        "bos_token_id",
-        "eos_token_id",
-        "head_dim",
-        "hidden_act",
-        "hidden_size",
-        "intermediate_size",
-        "max_position_embeddings",
-        "mlp_bias",
-        "model_type",
-        "num_attention_heads",
-        "num_hidden_layers",
-        "num_key_value_heads",
-        "pad_token_id",
-        "partial_rotary_factor",
-        "quantization_config",
-        "rms_norm_eps",
-        "rope_parameters",
-        "rope_scaling",
-        "rope_theta",
-        "tie_word_embeddings",
-        "use_sliding_window",
-        "vocab_size",
-    }
-)
 # Keys that cannot change what the layers compute: of training, of how the file was made, of other
 # libraries' output format, and the generation settings that old files kept here. ``sliding_window``
 # and ``max_window_layers`` act only with ``use_sliding_window``, ``pretraining_tp`` only says how
-# a product was once split.
+# a product was once split. The ids of special tokens are the tokenizer's.
 _HARMLESS_KEYS = frozenset((
+    "bos_token_id", "eos_token_id", "pad_token_id",
     "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path",
     "architectures", "attention_dropout", "dtype", "embd_pdrop", "finetuning_task",
     "hidden_dropout", "id2label", "initializer_range", "is_llama_config", "label2id",
@@ -77,13 +50,7 @@ _NEUTRAL_KEYS: Mapping[str, object] = {
     "tie_encoder_decoder": False,
     "use_mrope": False,
 }
-_ROPE_KEYS: Mapping[str, frozenset[str]] = {
-    "default": frozenset(),
-    "linear": frozenset({"factor"}),
-    "llama3": frozenset(
-        {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
-    ),
-}
+_ROPE_TYPES = ("default", "linear", "llama3")
 
 
 def spec_from_hf(
@@ -102,29 +69,28 @@ def spec_from_hf(
         raise ModelFileError(f"model_type '{arch}' is not supported (supported: {known})")
     _refuse_variants(config)
     _refuse_layer_types(config)
-    config.refuse_unknown(_READ_KEYS | _HARMLESS_KEYS | {"layer_types"}, _NEUTRAL_KEYS)
     attention_bias = config.flag("attention_bias", default=False)
     hidden = config.integer("hidden_size")
     heads = config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", max(hidden // heads, 1))
-    return checked(
-        ModelSpec(
-            architecture=arch,
-            hidden_size=hidden,
-            intermediate_size=config.integer("intermediate_size"),
-            num_layers=config.integer("num_hidden_layers", limit=MAX_LAYERS),
-            num_heads=heads,
-            num_kv_heads=config.integer("num_key_value_heads", heads),
-            head_dim=head_dim,
-            vocab_size=config.integer("vocab_size"),
-            context_length=config.integer("max_position_embeddings", limit=MAX_CONTEXT),
-            rms_eps=config.number("rms_norm_eps"),
-            rope=_rope(config, head_dim),
-            qkv_bias=arch == "qwen2" or attention_bias,
-            output_bias=arch == "llama" and attention_bias,
-            tied_head=_tied(config, tensors),
-        )
+    spec = ModelSpec(
+        architecture=arch,
+        hidden_size=hidden,
+        intermediate_size=config.integer("intermediate_size"),
+        num_layers=config.integer("num_hidden_layers", limit=MAX_LAYERS),
+        num_heads=heads,
+        num_kv_heads=config.integer("num_key_value_heads", heads),
+        head_dim=head_dim,
+        vocab_size=config.integer("vocab_size"),
+        context_length=config.integer("max_position_embeddings", limit=MAX_CONTEXT),
+        rms_eps=config.number("rms_norm_eps"),
+        rope=_rope(config, head_dim),
+        qkv_bias=arch == "qwen2" or attention_bias,
+        output_bias=arch == "llama" and attention_bias,
+        tied_head=_tied(config, tensors),
     )
+    config.refuse_unknown(_HARMLESS_KEYS, _NEUTRAL_KEYS)
+    return checked(spec)
 
 
 def _refuse_variants(config: Header) -> None:
@@ -174,14 +140,16 @@ def _rope(config: Header, head_dim: int) -> RopeSpec:
         raise ModelFileError("config.json has both keys 'rope_parameters' and 'rope_scaling'")
     scaling = config.section("rope_parameters" if config.has("rope_parameters") else "rope_scaling")
     theta = config.number("rope_theta", 10000.0)
-    theta = scaling.number("rope_theta", theta)
+    rope = _scaled(scaling, head_dim, scaling.number("rope_theta", theta))
+    scaling.refuse_unknown((), {"partial_rotary_factor": 1.0})
+    return rope
+
+
+def _scaled(scaling: Header, head_dim: int, theta: float) -> RopeSpec:
     kind = scaling.text("rope_type", scaling.text("type", "default"))
-    if kind not in _ROPE_KEYS:
-        known = ", ".join(_ROPE_KEYS)
+    if kind not in _ROPE_TYPES:
+        known = ", ".join(_ROPE_TYPES)
         raise ModelFileError(f"rope type '{kind}' is not supported (supported: {known})")
-    scaling.refuse_unknown(
-        _ROPE_KEYS[kind] | {"rope_type", "type", "rope_theta"}, {"partial_rotary_factor": 1.0}
-    )
     if kind == "default":
         return default_rope(head_dim, theta, interleaved=False)
     if kind == "linear":

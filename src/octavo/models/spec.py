@@ -42,18 +42,23 @@ class ModelSpec:
 
 
 class Header:
-    """Typed reads from a header; every failure is a ``ModelFileError`` that names the key."""
+    """Typed reads from a header; every failure is a ``ModelFileError`` that names the key.
+
+    What has been read is remembered, so that a key that nobody reads can be refused in the end.
+    """
 
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
         self._values = values
         self._source = source
+        self._read: set[str] = set()
 
     def has(self, key: str) -> bool:
         """Whether the key stands there with a value."""
-        return self._values.get(key) is not None
+        return self.raw(key) is not None
 
     def raw(self, key: str) -> object:
         """The value as it stands; None when absent."""
+        self._read.add(key)
         return self._values.get(key)
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -93,21 +98,19 @@ class Header:
         return number
 
     def refuse_unknown(
-        self, read: Collection[str], neutral: Mapping[str, object], *, prefix: str = ""
+        self, harmless: Collection[str], neutral: Mapping[str, object], *, prefix: str = ""
     ) -> None:
-        """Hold every key that starts with ``prefix`` against what is known of it.
+        """Hold every key that starts with ``prefix`` and was not read against what is known of it.
 
-        ``read`` are the keys that are read or that cannot change the layers. A key of ``neutral``
-        may stand there with the value at which it changes nothing. An absent value says nothing.
+        ``harmless`` keys cannot change the layers. A key of ``neutral`` may stand there with the
+        value at which it changes nothing. An absent value says nothing.
 
         Raises:
             ModelFileError: a key is unknown, or asks for what is not implemented.
         """
         for key, value in self._values.items():
-            if not key.startswith(prefix) or value is None:
-                continue
             name = key.removeprefix(prefix)
-            if name in read:
+            if not key.startswith(prefix) or value is None or key in self._read or name in harmless:
                 continue
             if name not in neutral:
                 raise ModelFileError(f"{self._source} key '{key}' is not supported")
@@ -118,12 +121,13 @@ class Header:
 
     def section(self, key: str) -> Header:
         """A nested mapping; an empty one when absent."""
-        value = self._values.get(key) or {}
+        value = self.raw(key) or {}
         if not isinstance(value, Mapping):
             raise ModelFileError(f"{self._source} key '{key}' is not an object")
         return Header(value, f"{self._source} {key}")
 
     def _value(self, key: str, default: object) -> object:
+        self._read.add(key)
         value = self._values.get(key, default)
         if value is None:
             raise ModelFileError(f"{self._source} key '{key}' is missing")
