@@ -31,19 +31,11 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = {
-    "LLM": "octavo.llm",
-    "AsyncLLM": "octavo.llm",
-    "ChatOptions": "octavo.llm",
-    "Completion": "octavo.llm",
-    "Embedding": "octavo.llm",
-    "LabelScore": "octavo.llm",
-    "Grammar": "octavo.core.grammar",
-    "SamplingParams": "octavo.core.sampling_params",
-}
+# Of those that are not the library face's.
+_HOMES = {"Grammar": "octavo.core.grammar", "SamplingParams": "octavo.core.sampling_params"}
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in __all__:
+        return getattr(importlib.import_module(_HOMES.get(name, "octavo.llm")), name)
     raise AttributeError(f"module 'octavo' has no attribute {name!r}")

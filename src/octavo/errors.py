@@ -85,7 +85,6 @@ class UnavailableError(OctavoError):
     """The engine is starting, draining or recovering."""
 
     http_status = 503
-    error_type = "server_error"
     code = "unavailable"
     retry_after_s = 2
 
@@ -94,7 +93,6 @@ class DeadlineExceededError(OctavoError):
     """The request's deadline passed before it finished."""
 
     http_status = 504
-    error_type = "server_error"
     code = "deadline_exceeded"
 
 

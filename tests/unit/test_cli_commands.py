@@ -352,7 +352,7 @@ def test_the_box_says_what_an_operator_wants(capsys: pytest.CaptureFixture[str])
 def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     line = ProgressLine()
     for done in (1, 2):
-        line.show({"stage": "download", "done": done, "total": 2, "licence": "MIT"})
+        line.show({"stage": "download", "done_bytes": done, "total_bytes": 2, "licence": "MIT"})
     line.end()
     assert capsys.readouterr().err == "licence of the model: MIT\n"
 

@@ -71,7 +71,7 @@ class Room:
         self.loop = EngineLoop(
             self.core,
             self.wire,
-            welcome_of(self.core, info, max_num_seqs=64),
+            welcome_of(self.core, info, SchedulerConfig()),
             host=EngineHost(self.core, progress=lambda: self.core.progress),
             clock=lambda: self.now,
         )

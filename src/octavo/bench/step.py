@@ -40,7 +40,7 @@ from octavo.cluster.heap import settle_heap
 from octavo.cluster.messages import Hello, Lease, SubmitMessage
 from octavo.cluster.transport import RouterTransport
 from octavo.cluster.wire import encode
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, SchedulerConfig
 from octavo.core.request import Submit
 from octavo.core.runner import RunnerInfo
 from octavo.engine import EngineCore
@@ -241,9 +241,7 @@ def measure_gaps(
     marking.marks.clear()
     engine = EngineCore(runner, config.scheduler, config.cache, epoch=1)
     with _sockets() as (transport, frontend):
-        loop = _engine_loop(
-            engine, runner.info, transport, max_num_seqs=config.scheduler.max_num_seqs
-        )
+        loop = _engine_loop(engine, runner.info, transport, scheduler=config.scheduler)
         _submit(frontend, prompts, workload.steps + 1)
         lease_times = _run_to_the_end(
             engine, loop, frontend, transport=transport, num_requests=width
@@ -298,13 +296,12 @@ def _sockets() -> Iterator[tuple[PatientTransport, zmq.Socket[bytes]]]:
 
 
 def _engine_loop(
-    engine: EngineCore, info: RunnerInfo, transport: PatientTransport, *, max_num_seqs: int
+    engine: EngineCore, info: RunnerInfo, transport: PatientTransport, *, scheduler: SchedulerConfig
 ) -> EngineLoop:
-    welcome = welcome_of(engine, info, max_num_seqs=max_num_seqs)
     return EngineLoop(
         engine,
         transport,
-        welcome,
+        welcome_of(engine, info, scheduler),
         host=EngineHost(engine, progress=lambda: engine.progress),
         clock=time.monotonic,
     )

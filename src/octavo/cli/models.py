@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from octavo.cli.progress import MIB, ProgressLine
@@ -18,14 +19,7 @@ def fetch(model: str) -> Path:
     line = ProgressLine()
 
     def report(progress: PullProgress) -> None:
-        line.show(
-            {
-                "stage": progress.stage,
-                "done": progress.done_bytes,
-                "total": progress.total_bytes,
-                "licence": progress.licence,
-            }
-        )
+        line.show(asdict(progress))
 
     try:
         return pull(model, progress=report)

@@ -17,13 +17,13 @@ class ProgressLine:
         self._licence_said = False
 
     def show(self, status: Mapping[str, object]) -> None:
-        """Draw: ``stage``, ``done`` and ``total`` in bytes (0: unknown), ``licence``."""
+        """Draw: the fields of ``PullProgress``."""
         if not self._licence_said:
             self._licence_said = True
             print(f"licence of the model: {status['licence']}", file=sys.stderr, flush=True)
         if not sys.stderr.isatty():
             return
-        done, total = status["done"], status["total"]
+        done, total = status["done_bytes"], status["total_bytes"]
         assert isinstance(done, int), "bytes"
         assert isinstance(total, int), "bytes"
         self._drawn = True

@@ -238,13 +238,11 @@ class EngineLoop:
                     stop = StopBranch(request_id=message.request_id, branch=message.branch)
                     self._engine.handle(stop, self._clock())
             case Control():
-                body = self._host.control(message.verb)
-                self._send(peer_id, self._reply(message.call_id, body))
+                body, epoch = self._host.control(message.verb), self._welcome.engine_epoch
+                reply = ControlReply(engine_epoch=epoch, call_id=message.call_id, body=body)
+                self._send(peer_id, reply)
             case Hello() | Lease():
                 pass
-
-    def _reply(self, call_id: int, body: dict[str, object]) -> ControlReply:
-        return ControlReply(engine_epoch=self._welcome.engine_epoch, call_id=call_id, body=body)
 
     def _on_submit(self, peer_id: bytes, peer: Peer, submit: Submit) -> None:
         request_id = submit.request.request_id

@@ -9,7 +9,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import msgspec
@@ -30,7 +30,6 @@ from octavo.worker import load_runner, token_table
 
 REPORT_INTERVAL_S = 0.2
 POOL_FILE = "pool.json"
-_SCHEDULER = SchedulerConfig()
 
 
 class _Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,9 +67,7 @@ def _serve(channel: ChildChannel, runtime_dir: Path, config_path: Path) -> int:
     core = EngineCore(
         runner, config.scheduler, config.cache, epoch=time.time_ns(), grammars=grammars
     )
-    welcome = welcome_of(
-        core, runner.info, max_num_seqs=config.scheduler.max_num_seqs, scheduler=config.scheduler
-    )
+    welcome = welcome_of(core, runner.info, config.scheduler)
     budget = StepBudget(
         block_size=runner.info.block_size, ceiling=config.scheduler.max_num_batched_tokens
     )
@@ -106,22 +103,10 @@ class _Download:
         now = time.monotonic()
         if progress.stage != self._stage or now - self._reported_at > REPORT_INTERVAL_S:
             self._stage, self._reported_at = progress.stage, now
-            self._channel.report(
-                "download",
-                stage=progress.stage,
-                done=progress.done_bytes,
-                total=progress.total_bytes,
-                licence=progress.licence,
-            )
+            self._channel.report("download", **asdict(progress))
 
 
-def welcome_of(
-    core: EngineCore,
-    info: RunnerInfo,
-    *,
-    max_num_seqs: int,
-    scheduler: SchedulerConfig = _SCHEDULER,
-) -> Welcome:
+def welcome_of(core: EngineCore, info: RunnerInfo, scheduler: SchedulerConfig) -> Welcome:
     """The facts that a frontend validates and prints with."""
     # K and V of one block in each layer of a group.
     layout = ", ".join(
@@ -135,7 +120,7 @@ def welcome_of(
         block_size=info.block_size,
         num_blocks=info.num_blocks,
         max_request_tokens=info.num_blocks * info.block_size,
-        max_num_seqs=max_num_seqs,
+        max_num_seqs=scheduler.max_num_seqs,
         kv_pool_bytes=info.num_blocks * sum(group.block_bytes for group in info.groups),
         fingerprint=info.fingerprint,
         model_digest=info.model_digest,

@@ -130,16 +130,18 @@ class Supervisor:
 
     def _turn(self) -> None:
         """Wait for a signal, a status line or the next restart; then deal with all of them."""
-        for key, _ in self._selector.select(self._next_timeout()):
-            child = key.data
-            if child is None:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(key.fd, 4096)
-            else:
-                self._read_status(child)
+        self._read_pipes(self._next_timeout())
         for child in self._children:
             self._reap(child)
         self._start_allowed()
+
+    def _read_pipes(self, timeout: float | None) -> None:
+        for key, _ in self._selector.select(timeout):
+            if key.data is None:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(key.fd, 4096)
+            else:
+                self._read_status(key.data)
 
     def _next_timeout(self) -> float | None:
         due = [child.restart_at for child in self._children if child.restart_at is not None]
@@ -147,9 +149,7 @@ class Supervisor:
 
     def _start_allowed(self) -> None:
         for child in self._children:
-            if child.process is not None:
-                continue
-            if self._may_start(child):
+            if child.process is None and self._may_start(child):
                 self._start(child)
 
     def _may_start(self, child: _Child) -> bool:
@@ -281,23 +281,15 @@ class Supervisor:
                 lost = lost or f"the {child.spec.name} process did not stop in time"
             # A child that dies of SIGTERM had not begun: a ready one handles it.
             elif process.returncode not in (0, -signal.SIGTERM):
-                lost = (
-                    lost
-                    or child.fatal
-                    or (f"the {child.spec.name} process {_exit_text(process.returncode)}")
-                )
+                died = f"the {child.spec.name} process {_exit_text(process.returncode)}"
+                lost = lost or child.fatal or died
         return lost
 
     def _drain_turn(self, draining: _Child, deadline: float) -> None:
         timeout = max(0.0, deadline - time.monotonic())
         if (restart := self._next_timeout()) is not None:
             timeout = min(timeout, restart)
-        for key, _ in self._selector.select(timeout):
-            if key.data is None:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(key.fd, 4096)
-            else:
-                self._read_status(key.data)
+        self._read_pipes(timeout)
         for child in self._children:
             if child is draining:
                 if child.process is not None and _has_ended(child.process):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Literal
 
@@ -248,11 +248,7 @@ def _beam_search(params: SamplingParams) -> None:
 def _bans(params: SamplingParams) -> None:
     _texts("bad_words", params.bad_words, (MAX_BAD_WORDS, MAX_BAD_WORD_CHARS))
     allowed = params.allowed_token_ids
-    if len(allowed) > MAX_ALLOWED_TOKEN_IDS:
-        raise InvalidRequestError(
-            f"allowed_token_ids has {len(allowed)} entries; the limit is {MAX_ALLOWED_TOKEN_IDS}",
-            param="allowed_token_ids",
-        )
+    _at_most("allowed_token_ids", allowed, MAX_ALLOWED_TOKEN_IDS)
     others = {"bad_words": params.bad_words, "a grammar": params.grammar}
     for name, other in others.items():
         if allowed and other:
@@ -268,17 +264,8 @@ def _bans(params: SamplingParams) -> None:
 
 
 def _token_lists(params: SamplingParams) -> None:
-    if len(params.logit_bias) > MAX_LOGIT_BIAS:
-        raise InvalidRequestError(
-            f"logit_bias has {len(params.logit_bias)} entries; the limit is {MAX_LOGIT_BIAS}",
-            param="logit_bias",
-        )
-    if len(params.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise InvalidRequestError(
-            f"stop_token_ids has {len(params.stop_token_ids)} entries; "
-            f"the limit is {MAX_STOP_TOKEN_IDS}",
-            param="stop_token_ids",
-        )
+    _at_most("logit_bias", params.logit_bias, MAX_LOGIT_BIAS)
+    _at_most("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
     for _, bias in params.logit_bias:
         _number("logit_bias", bias, (-100.0, 100.0), what="values of logit_bias")
 
@@ -295,14 +282,18 @@ def _grammar(params: SamplingParams, grammar: Grammar) -> None:
             )
 
 
+def _at_most(name: str, values: Sized, limit: int, *, what: str = "entries") -> None:
+    if len(values) > limit:
+        raise InvalidRequestError(
+            f"{name} has {len(values)} {what}; the limit is {limit}", param=name
+        )
+
+
 def _texts(name: str, texts: str | Sequence[object], limits: tuple[int, int]) -> None:
     most, longest = limits
     if isinstance(texts, str):
         raise InvalidRequestError(f"{name} must be a list of strings, not a string", param=name)
-    if len(texts) > most:
-        raise InvalidRequestError(
-            f"{name} has {len(texts)} strings; the limit is {most}", param=name
-        )
+    _at_most(name, texts, most, what="strings")
     for text in texts:
         if not isinstance(text, str) or not text:
             raise InvalidRequestError(f"{name} strings must be non-empty strings", param=name)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import fields
-from types import TracebackType
 from typing import Any, Unpack
 
 from octavo.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
@@ -63,12 +62,7 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ def _serve(channel: ChildChannel, options: argparse.Namespace) -> int:
     loop = EngineLoop(
         core,
         RouterTransport(engine_address(options.runtime_dir)),
-        welcome_of(core, info, max_num_seqs=scheduler.max_num_seqs),
+        welcome_of(core, info, scheduler),
         host=EngineHost(core, progress=lambda: runner.progress, grammars=grammars),
         clock=time.monotonic,
     )

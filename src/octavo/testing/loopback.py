@@ -94,12 +94,7 @@ class LoopbackEngine:
         self._loop = EngineLoop(
             core,
             _Side(self._inbox, self._outbox),
-            welcome_of(
-                core,
-                self.info,
-                max_num_seqs=self._scheduler.max_num_seqs,
-                scheduler=self._scheduler,
-            ),
+            welcome_of(core, self.info, self._scheduler),
             host=EngineHost(core, progress=lambda: runner.progress, grammars=self._grammars),
             clock=time.monotonic,
         )

