@@ -44,6 +44,17 @@ def test_bad_numbers_and_ids_name_their_field(play: Any, path: str) -> None:
     play(test)
 
 
+def test_an_integer_is_told_from_what_is_none(play: Any) -> None:
+    async def test(here: Served) -> None:
+        for value in ("7", 1.5, True, [7]):
+            error = check_error(await here.complete(max_tokens=value), 400, "max_tokens")
+            assert error["message"] == "max_tokens must be an integer"
+        error = check_error(await here.complete(max_tokens=HUGE), 400, "max_tokens")
+        assert error["message"] == "max_tokens must be an integer that fits 64 bits"
+
+    play(test)
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from octavo.server.call import OpenAIFraming
+from octavo.server.sse import OpenAIFraming
 from served import Served, check_error, served
 
 # -- the pages of the engine -------------------------------------------------------------------

@@ -5,21 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import uvloop
 
+from listening import GET, App, Listening, healthy, listening, play, reads_first
 from octavo.server import lingering
 from octavo.server.app import build_app
 from octavo.server.http_protocol import MAX_PIPELINED, GuardedProtocol
-from octavo.server.http_server import ACCEPTS_PER_TURN, HttpServer
+from octavo.server.http_server import ACCEPTS_PER_TURN
 from served import Served, served
-
-GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-App = Callable[..., Awaitable[None]]
 
 
 @pytest.fixture(autouse=True)
@@ -27,50 +23,6 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GuardedProtocol, "head_timeout_s", 0.2)
     monkeypatch.setattr(GuardedProtocol, "body_timeout_s", 0.4)
     monkeypatch.setattr(GuardedProtocol, "write_timeout_s", 0.4)
-
-
-class Listening:
-    def __init__(self, server: HttpServer, port: int) -> None:
-        self.server = server
-        self.port = port
-
-    async def connect(
-        self, *, receive_buffer: int = 0
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        connection = socket.socket()
-        if receive_buffer:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        connection.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", self.port))
-        return await asyncio.open_connection(sock=connection, limit=4096)
-
-    async def wait_no_handler(self) -> None:
-        while self.server.num_handlers:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-    async def wait_no_connection(self) -> None:
-        while self.server.num_connections:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
-@asynccontextmanager
-async def listening(app: App) -> AsyncIterator[Listening]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    server = HttpServer(app, listener)
-    await server.start()
-    try:
-        yield Listening(server, listener.getsockname()[1])
-    finally:
-        await server.close(timeout_s=0.1)
-
-
-def play(app: App, test: Callable[[Listening], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(20), listening(app) as here:
-            await test(here)
-
-    asyncio.run(main())
 
 
 def test_connections_that_wait_are_taken_many_at_a_turn() -> None:
@@ -88,18 +40,6 @@ def test_connections_that_wait_are_taken_many_at_a_turn() -> None:
 
     # The loop of the API process; another may take them all at once.
     uvloop.run(main())
-
-
-async def healthy(scope: Any, receive: Any, send: Any) -> None:
-    start = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
-    await send(start)
-    await send({"type": "http.response.body", "body": b"ok"})
-
-
-async def reads_first(scope: Any, receive: Any, send: Any) -> None:
-    while (message := await receive())["type"] == "http.request" and message["more_body"]:
-        pass
-    await healthy(scope, receive, send)
 
 
 @pytest.mark.parametrize("crumb", [b"\r\n", b"\r\n\r\n", b"\n", b"G", b"GET / HTTP/1.1\r\nHost:"])
@@ -238,6 +178,12 @@ BEHIND = {
     "a body that does not come": (CUT_BODY, b" 408 "),
     "a bad chunk": (
         b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b" 400 "),
+    "another coding": (
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b" 501 "),
+    "chunk extensions": (
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"a" * 20_000,
+        b" 413 "),
     "garbage behind another": (GET + b"\x00\x01\r\n\r\n", b" 400 "),
 }  # fmt: skip
 
@@ -461,3 +407,33 @@ def test_an_upgrade_is_not_offered_and_says_nothing(caplog: pytest.LogCaptureFix
 
     play(healthy, test)
     assert caplog.records == []
+
+
+def test_requests_in_a_row_keep_their_own_ids(smollm2_text: Any) -> None:
+    """They are answered in one another's tasks, but not in one another's name."""
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(30),
+            served(smollm2_text) as engine,
+            listening(build_app(engine.state)) as here,
+        ):
+            reader, writer = await here.connect()
+            for name in (b"one", b"", b"three"):
+                given = b"X-Request-Id: %s\r\n" % name if name else b""
+                writer.write(
+                    b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\n" + given
+                    + b"Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+                )  # fmt: skip
+            ids = []
+            for _ in range(3):
+                head = await reader.readuntil(b"\r\n\r\n")
+                named = dict(line.split(": ", 1) for line in head.decode().splitlines()[1:-1])
+                body = json.loads(await reader.readexactly(int(named["content-length"])))
+                ids.append(body["request_id"])
+                assert named["request-id"] == named["x-request-id"] == body["request_id"]
+            assert ids[::2] == ["one", "three"]
+            assert ids[1].startswith("req_")
+            writer.close()
+
+    asyncio.run(main())

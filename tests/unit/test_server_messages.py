@@ -28,6 +28,7 @@ def check_error(response: httpx.Response, status: int, kind: str, named: str) ->
     body = response.json()
     assert set(body) == {"type", "error", "request_id"}
     assert body["type"] == "error"
+    assert body["request_id"] == response.headers["request-id"] == response.headers["x-request-id"]
     assert set(body["error"]) == {"type", "message"}
     assert body["error"]["type"] == kind
     assert named in body["error"]["message"]

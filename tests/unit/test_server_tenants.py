@@ -13,7 +13,7 @@ import pytest
 from octavo.api_keys import split_key, tenants_of
 from octavo.cli.serve import read_keys
 from octavo.core.request import Request
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, OverloadedError
 from octavo.server.edge import ApiKeys
 from served import CHAT, COMPLETIONS, HELLO, Served, served
 
@@ -203,5 +203,64 @@ def test_a_timeout_is_504_without_a_token_and_an_event_after_one(play: Any) -> N
         await here.settle()
         assert here.engine.engine is not None
         assert not here.engine.engine.requests.states
+
+    play(test, step_s=0.01)
+
+
+def test_requests_are_found_by_the_clients_id(play: Any) -> None:
+    """An engine's id has its row; a client's, which may be used often, the rows of all with it."""
+
+    async def test(here: Served) -> None:
+        body = {"prompt": ["a", "b"], "max_tokens": 900, "stream": True, "ignore_eos": True}
+        named = {"x-request-id": "mine"}
+        post = here.http.post
+        asked = [asyncio.ensure_future(post(COMPLETIONS, json=body, headers=named)) for _ in "12"]
+        other = asyncio.ensure_future(post(COMPLETIONS, json=body))
+        while len(here.state.request_ids) < 6:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        listed = (await here.http.get("/debug/requests")).json()
+        found = (await here.http.get("/debug/requests/mine")).json()
+        assert len(listed) == 6
+        mine = {key for key, row in listed.items() if row["x_request_id"] == "mine"}
+        assert found.keys() == mine
+        assert len(mine) == 4
+        one = next(iter(mine))
+        row = (await here.http.get(f"/debug/requests/{one}")).json()
+        assert row["x_request_id"] == "mine"
+        assert row.keys() == listed[one].keys()
+        for task in (*asked, other):
+            assert (await task).headers["x-request-id"]
+        assert here.state.request_ids == {}
+
+    play(test)
+
+
+def test_no_clients_id_outlives_its_request(play: Any) -> None:
+    async def test(here: Served) -> None:
+        submit, refused = here.client.submit, [False, True]
+
+        def refuses_the_second(request: Request, *, timeout_s: float) -> Any:
+            if refused.pop(0):
+                raise OverloadedError("full")
+            return submit(request, timeout_s=timeout_s)
+
+        here.client.submit = refuses_the_second  # type: ignore[method-assign]
+        answer = await here.http.post(COMPLETIONS, json={"prompt": ["a", "b"], "max_tokens": 2})
+        assert answer.status_code == 429
+        assert here.state.request_ids == {}
+        here.client.submit = submit  # type: ignore[method-assign]
+        body = {"prompt": "a", "max_tokens": 900, "ignore_eos": True}
+        for more in ({"timeout": 0.1}, {"timeout": 0.1, "stream": True}):
+            await here.http.post(COMPLETIONS, json=body | more)
+            assert here.state.request_ids == {}
+        await here.http.post("/v1/embeddings", json={"input": "a"})
+        assert here.state.request_ids == {}
+        queued = await here.http.post(
+            "/v1/responses", json={"input": "a", "background": True, "max_output_tokens": 900}
+        )
+        assert len(here.state.request_ids) == 1
+        await here.http.post(f"/v1/responses/{queued.json()['id']}/cancel")
+        await here.settle()
+        assert here.state.request_ids == {}
 
     play(test, step_s=0.01)

@@ -8,14 +8,15 @@ from typing import Protocol, TypeVar
 
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams, refuse_stream
-from octavo.errors import OctavoError
 from octavo.frontend.answer import AnswerForm
-from octavo.server.dialects import OPENAI
+from octavo.server.dialects import OPENAI, Dialect
+from octavo.server.endpoints import Endpoint
+from octavo.server.field_check import check_fields
 from octavo.server.generation import Choice, Generation, collect
 from octavo.server.json_body import parse_json_object
 from octavo.server.replies import Exchange, ignored_header, send_json
 from octavo.server.service import read_service
-from octavo.server.sse import DONE, PING, Framing, event, send_events
+from octavo.server.sse import Framing, send_events
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody
 from octavo.text.members import refuse_others, wrong
@@ -35,8 +36,8 @@ class Call:
 
     requests: Sequence[Request]
     model: str
-    stream: bool
-    include_usage: bool
+    stream: bool = False
+    include_usage: bool = True
     ignored: Sequence[str]
     prompt_texts: Sequence[str] = ()
     asked_tokens: int | None = None
@@ -69,17 +70,6 @@ class Writer(Framing, Protocol):
         """The events of one that is."""
 
 
-class OpenAIFraming:
-    """The framing of both older OpenAI protocols."""
-
-    ping = PING
-    done = DONE
-
-    def failure(self, error: OctavoError) -> bytes:
-        """See ``Framing``."""
-        return event(OPENAI.error(error))
-
-
 async def read_call(
     state: ServerState, http: Exchange, parse: Callable[[ServerState, dict[str, object]], _Call]
 ) -> _Call:
@@ -92,12 +82,10 @@ async def read_call(
 
     def serve(values: dict[str, object]) -> _Call:
         call = parse(state, values)
-        service = read_service(values, tenant=http.tenant, limit_s=state.request_timeout_s)
-        requests = [
-            replace(request, tenant=service.tenant, priority=service.priority)
-            for request in call.requests
-        ]
-        return replace(call, requests=requests, timeout_s=service.timeout_s)
+        priority, timeout_s = read_service(values, limit_s=state.request_timeout_s)
+        tenant = http.tenant
+        requests = [replace(one, tenant=tenant, priority=priority) for one in call.requests]
+        return replace(call, requests=requests, timeout_s=timeout_s)
 
     return await read_values(state, http, serve)
 
@@ -112,6 +100,19 @@ async def read_values(
     """
     async with state.bodies.reading(http.headers, http.receive) as body:
         return await state.text_thread.run(len(body), lambda: work(parse_json_object(body)))
+
+
+def read_body(
+    state: ServerState, values: dict[str, object], endpoint: Endpoint, *, dialect: Dialect = OPENAI
+) -> tuple[TypedBody, str, list[str]]:
+    """A body by our names, the served model that it means, and the names of what is ignored in it.
+
+    Raises:
+        OctavoError: a field that is unknown or refused, or a model that is not served.
+    """
+    ignored = check_fields(values, endpoint)
+    body = TypedBody(dialect.own_names(values))
+    return body, state.check_model(body.string("model")), ignored
 
 
 async def answer(state: ServerState, http: Exchange, call: Call, *, writer: Writer) -> None:

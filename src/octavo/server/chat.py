@@ -10,18 +10,16 @@ from octavo.core.request import TokenLogprobs
 from octavo.frontend import BranchDelta, RequestOutput
 from octavo.frontend.answer import Piece, answer_message, new_id
 from octavo.frontend.conversation import settle
-from octavo.server.call import Call, OpenAIFraming, answer, read_call, read_stream_options
+from octavo.server.call import Call, answer, read_body, read_call, read_stream_options
 from octavo.server.conversation import chat_conversation
 from octavo.server.endpoints import Endpoint
 from octavo.server.engine_request import engine_request
-from octavo.server.field_check import check_fields
 from octavo.server.generation import Choice, Generation
 from octavo.server.rendering import chat_logprobs, finish_text, prompt_logprobs, usage_object
 from octavo.server.replies import Exchange, encode_json
 from octavo.server.sampling_fields import sampling_from_body
-from octavo.server.sse import END_OF_EVENT, event
+from octavo.server.sse import END_OF_EVENT, OpenAIFraming, event
 from octavo.server.state import ServerState
-from octavo.server.typed_body import TypedBody
 from octavo.text.reasoning import Reasoning
 
 
@@ -37,9 +35,7 @@ def parse_chat(state: ServerState, values: dict[str, object]) -> Call:
     Raises:
         OctavoError: naming the field.
     """
-    ignored = check_fields(values, Endpoint.CHAT)
-    body = TypedBody(values)
-    model = state.check_model(body.string("model"))
+    body, model, ignored = read_body(state, values, Endpoint.CHAT)
     stream, include_usage = read_stream_options(body)
     sampling = sampling_from_body(
         body, Endpoint.CHAT, defaults=state.defaults, vocab_size=state.tokenizer.vocab_size

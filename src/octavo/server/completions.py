@@ -11,10 +11,9 @@ from octavo.core.request import Request, TokenLogprobs
 from octavo.core.sampling_params import MAX_N
 from octavo.errors import InvalidRequestError
 from octavo.frontend import BranchDelta, RequestOutput
-from octavo.server.call import Call, OpenAIFraming, answer, read_call, read_stream_options
+from octavo.server.call import Call, answer, read_body, read_call, read_stream_options
 from octavo.server.endpoints import Endpoint
 from octavo.server.engine_request import engine_request
-from octavo.server.field_check import check_fields
 from octavo.server.generation import Choice, Generation, flat
 from octavo.server.prompts import read_prompts
 from octavo.server.rendering import (
@@ -25,9 +24,8 @@ from octavo.server.rendering import (
 )
 from octavo.server.replies import Exchange, encode_json
 from octavo.server.sampling_fields import COMPLETIONS_MAX_TOKENS, sampling_from_body
-from octavo.server.sse import END_OF_EVENT, event
+from octavo.server.sse import END_OF_EVENT, OpenAIFraming, event
 from octavo.server.state import ServerState
-from octavo.server.typed_body import TypedBody
 from octavo.text.members import wrong
 
 
@@ -43,9 +41,7 @@ def parse_completion(state: ServerState, values: dict[str, object]) -> Call:
     Raises:
         OctavoError: naming the field.
     """
-    ignored = check_fields(values, Endpoint.COMPLETIONS)
-    body = TypedBody(values)
-    model = state.check_model(body.string("model"))
+    body, model, ignored = read_body(state, values, Endpoint.COMPLETIONS)
     echo = body.boolean("echo")
     vocab_size = state.tokenizer.vocab_size
     sampling = sampling_from_body(

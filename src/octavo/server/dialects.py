@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from octavo.errors import InvalidRequestError, OctavoError
+
+# Of the request that is being answered.
+REQUEST_ID: ContextVar[str | None] = ContextVar("x-request-id", default=None)
 
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -40,7 +44,8 @@ def _anthropic_error(error: OctavoError, message: str, param: str | None) -> dic
         message = f"{param}: {message}"
     status = error.http_status
     kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": None}
+    inner = {"type": kind, "message": message}
+    return {"type": "error", "error": inner, "request_id": REQUEST_ID.get()}
 
 
 class AsWrittenError(InvalidRequestError):

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.api_keys import DEFAULT_TENANT, tenants_of
 from octavo.errors import EngineError, OctavoError, OverloadedError, UnavailableError
-from octavo.server.dialects import dialect_of
+from octavo.server.dialects import ANTHROPIC, REQUEST_ID, dialect_of
 from octavo.server.replies import header, send_error
 
 MAX_BODY_BYTES = 2 << 20
@@ -75,16 +75,17 @@ class Edge:
             return
         headers: Headers = scope["headers"]
         request_id = _request_id(headers)
-        scope["octavo.request_id"] = request_id
+        REQUEST_ID.set(request_id)
         dialect = dialect_of(scope["path"])
+        names = [b"x-request-id", *([b"request-id"] if dialect is ANTHROPIC else [])]
         started = False
 
         def send_with_id(message: Message) -> Awaitable[None]:
             nonlocal started
             if not started and message["type"] == "http.response.start":
                 started = True
-                named = [*message["headers"], (b"x-request-id", request_id.encode())]
-                message = {**message, "headers": named}
+                named = [(name, request_id.encode()) for name in names]
+                message = {**message, "headers": [*message["headers"], *named]}
             return send(message)
 
         try:

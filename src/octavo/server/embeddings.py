@@ -17,10 +17,9 @@ from octavo.core.probe import Probe
 from octavo.core.request import Request
 from octavo.errors import InvalidRequestError
 from octavo.frontend.readings import similarity
-from octavo.server.call import Call, read_call
+from octavo.server.call import Call, read_body, read_call
 from octavo.server.endpoints import Endpoint
 from octavo.server.engine_request import probe_request
-from octavo.server.field_check import check_fields
 from octavo.server.probing import Answer, run_probes
 from octavo.server.prompts import MAX_PROMPTS, read_prompts
 from octavo.server.replies import Exchange, ignored_header, send_json
@@ -87,9 +86,7 @@ async def score(state: ServerState, http: Exchange) -> None:
 
 
 def _parse_embeddings(state: ServerState, values: dict[str, object]) -> _Embeddings:
-    ignored = check_fields(values, Endpoint.EMBEDDINGS)
-    body = TypedBody(values)
-    model = state.check_model(body.string("model"))
+    body, model, ignored = read_body(state, values, Endpoint.EMBEDDINGS)
     encoding = body.string("encoding_format")
     if encoding not in (None, "float", "base64"):
         raise wrong("encoding_format", "must be float or base64")
@@ -99,8 +96,6 @@ def _parse_embeddings(state: ServerState, values: dict[str, object]) -> _Embeddi
     return _Embeddings(
         requests=_requests(state, body, "input"),
         model=model,
-        stream=False,
-        include_usage=True,
         ignored=ignored,
         as_base64=encoding == "base64",
         dimensions=dimensions,
@@ -108,9 +103,7 @@ def _parse_embeddings(state: ServerState, values: dict[str, object]) -> _Embeddi
 
 
 def _parse_score(state: ServerState, values: dict[str, object]) -> _Score:
-    ignored = check_fields(values, Endpoint.SCORE)
-    body = TypedBody(values)
-    model = state.check_model(body.string("model"))
+    body, model, ignored = read_body(state, values, Endpoint.SCORE)
     first, second = (_requests(state, body, name) for name in ("text_1", "text_2"))
     if len(first) not in (1, len(second)):
         raise wrong(
@@ -125,8 +118,6 @@ def _parse_score(state: ServerState, values: dict[str, object]) -> _Score:
     return _Score(
         requests=[*first, *second],
         model=model,
-        stream=False,
-        include_usage=True,
         ignored=ignored,
         num_first=len(first),
     )

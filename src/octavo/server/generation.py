@@ -15,6 +15,7 @@ from starlette.types import Receive
 
 from octavo.core.request import FinishReason, Request, TokenLogprobs
 from octavo.frontend import BranchDelta, RequestOutput, RequestStream, Usage
+from octavo.server.dialects import REQUEST_ID
 from octavo.server.metrics import Outcome, RequestWatch
 from octavo.server.state import ServerState
 
@@ -57,6 +58,7 @@ class Generation:
             for request in self._requests:
                 stream = self._state.client.submit(request, timeout_s=self._timeout_s)
                 self._streams.append(stream)
+                self._state.request_ids[stream.request_id] = REQUEST_ID.get()
         except BaseException:
             self._cancel()
             raise
@@ -81,6 +83,7 @@ class Generation:
     def _cancel(self) -> None:
         for stream in self._streams:
             stream.cancel()
+            self._state.request_ids.pop(stream.request_id, None)
 
     @property
     def usage(self) -> Usage:

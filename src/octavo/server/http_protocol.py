@@ -17,25 +17,39 @@ import http
 from functools import partial
 from typing import cast
 
+import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.server.dialects import error_body
 from octavo.server.lingering import LingeringTransport
-from octavo.server.replies import encode_json
+from octavo.server.replies import encode_json, header
 
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
 # Of one message as it comes over the wire, the read that holds its head aside: bodies are smaller,
 # chunk framing may not be.
 MAX_RAW_BODY_BYTES = 8 << 20
+# Of one body, beside what it carries and the plain framing of its chunks: extensions, mostly.
+MAX_EXTENSION_BYTES = 4 << 10
+PLAIN_CHUNK_BYTES = 16
 HEAD_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
 WRITE_TIMEOUT_S = 30.0
 MAX_CONNECTIONS = 12_000
 MAX_PIPELINED = 100
 # Larger reads are parsed piece by piece, so that what is counted is of the message at hand.
-PIECE_BYTES = 16 << 10
+PIECE_BYTES = 4 << 10
+_REMEDIES = {
+    400: "this is no valid HTTP/1 request; send it without TLS, its target percent-encoded",
+    408: f"a head must come within {HEAD_TIMEOUT_S:g} s, a body within {BODY_TIMEOUT_S:g} s more",
+    413: f"chunks may have {MAX_EXTENSION_BYTES} bytes of extensions, and with their framing "
+    f"{MAX_RAW_BODY_BYTES} bytes; send larger chunks without extensions, or a Content-Length",
+    429: f"no more than {MAX_PIPELINED} requests may wait for their turn; open more connections",
+    431: f"a head may have {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers; send fewer",
+    501: "the only Transfer-Encoding is chunked, and no Upgrade is taken with a body; send it as "
+    "it is, by a client that is set to HTTP/1",
+}
 
 
 class _RefusedError(Exception):
@@ -52,9 +66,11 @@ class GuardedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _in_head = True
+    _in_body = False
     _began_here = False
     _raw_head_bytes = 0
     _raw_body_bytes = 0
+    _spare_bytes = 0
     _parsed_head_bytes = 0
     _reject_status = 400
     _running: RequestResponseCycle | None = None
@@ -101,12 +117,23 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _feed(self, data: bytes) -> None:
         self._raw_body_bytes += len(data)
+        self._spare_bytes -= len(data)
         self._began_here = False
-        super().data_received(data)
-        if self._raw_body_bytes > MAX_RAW_BODY_BYTES and not self.transport.is_closing():
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            # Said to the peer alone: a log would be the peer's to fill.
+            self._reject(self._reject_status)
+        except httptools.HttpParserUpgrade as upgrade:
+            # One that nobody offers is answered as if it had not been asked for.
+            if rest := data[upgrade.args[0] :]:
+                self._feed(rest)
+        if self._in_body:
             # Chunk framing that outweighs what it carries; the body itself is counted elsewhere.
-            self._reject(413)
-        if self._in_head and not self._began_here and not self.transport.is_closing():
+            if self._raw_body_bytes > MAX_RAW_BODY_BYTES or self._spare_bytes < 0:
+                self._reject(413)
+        elif self._in_head and not self._began_here:
             # A header that never ends is not parsed yet: count what came in.
             self._raw_head_bytes += len(data)
             if self._raw_head_bytes > MAX_HEAD_BYTES:
@@ -146,8 +173,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count the header."""
-        super().on_header(name, value)
+        """Count the header, or trailer; a trailer is dropped, as a proxy looks for no key there."""
+        if not self._in_body:
+            super().on_header(name, value.rstrip(b" \t"))
         self._count(len(name) + len(value) + 4)
         if len(self.headers) > MAX_HEADERS:
             self._stop_parser(431)
@@ -155,18 +183,34 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is in; the body has a clock of its own."""
         self._in_head = False
+        self._spare_bytes = MAX_EXTENSION_BYTES
         self._arm(self.body_timeout_s)
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        has_body = codings or header(self.headers, b"content-length") not in (None, b"0")
+        if codings not in ([], [b"chunked"]) or (has_body and self.parser.should_upgrade()):
+            # The parser takes what follows an upgrade for no part of the request.
+            self._stop_parser(501)
         super().on_headers_complete()
+        self._in_body = True
         # For a response that fails after its head was sent: it is the connection's last.
         self.scope["octavo.end_connection"] = partial(_end_after, self.cycle)  # type: ignore[typeddict-unknown-key]
         self.scope["octavo.target"] = self.url  # type: ignore[typeddict-unknown-key]
         if len(self.pipeline) > MAX_PIPELINED:
             self._stop_parser(429)
 
+    def on_chunk_header(self) -> None:
+        """A chunk begins."""
+        self._spare_bytes += PLAIN_CHUNK_BYTES
+
+    def on_body(self, body: bytes) -> None:
+        """Count what is carried."""
+        self._spare_bytes += len(body)
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         """The request is in: what follows is the server's time."""
         self._disarm()
-        self._lingering.unread = False
+        self._in_body = self._lingering.unread = False
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -180,13 +224,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
-    def _unsupported_upgrade_warning(self) -> None:
-        """Quiet: an upgrade that nobody offers is answered as if it had not been asked for."""
-
-    def send_400_response(self, msg: str) -> None:
-        """uvicorn calls this when the parser fails."""
-        self._reject(self._reject_status)
-
     def _count(self, size: int) -> None:
         self._parsed_head_bytes += size
         if self._parsed_head_bytes > MAX_HEAD_BYTES:
@@ -198,7 +235,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _arm(self, timeout_s: float) -> None:
         self._disarm()
-        self._timer = self.loop.call_later(timeout_s, self._too_slow)
+        self._timer = self.loop.call_later(timeout_s, self._reject, 408)
 
     def _disarm(self) -> None:
         if self._timer is not None:
@@ -210,24 +247,17 @@ class GuardedProtocol(HttpToolsProtocol):
             self._write_timer.cancel()
             self._write_timer = None
 
-    def _too_slow(self) -> None:
-        if not self.transport.is_closing():
-            self._reject(408)
-
     def _reject(self, status: int) -> None:
         """Refuse the message at fault: now, after the answers owed before it, or by closing."""
         self._disarm()
         if self.transport.is_closing() or self._last_words:
             return
-        cycle = self.cycle
-        idle = cycle is None or cycle.response_complete
-        in_body = not idle and cycle.more_body
-        if in_body and self.pipeline:
+        if self._in_body and self.pipeline:
             # Its turn has not come, and does not.
             self.pipeline.popleft()
-        elif in_body or idle:
-            # Once its answer has begun, another would be read as a part of it.
-            if idle or not cycle.response_started:
+        elif self._in_body or self.cycle is None or self.cycle.response_complete:
+            # Once its answer has begun, another would be read as a part of it, or as the next one.
+            if not (self._in_body and self.cycle.response_started):
                 self.transport.write(_refusal(status))
             self.transport.close()
             return
@@ -235,12 +265,11 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 def _refusal(status: int) -> bytes:
-    message = http.HTTPStatus(status).phrase
-    body = encode_json(error_body(message, error_type="invalid_request_error"))
+    body = encode_json(error_body(_REMEDIES[status], error_type="invalid_request_error"))
     return (
         b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\n"
         b"content-length: %d\r\nconnection: close\r\n\r\n%s"
-        % (status, message.encode(), len(body), body)
+        % (status, http.HTTPStatus(status).phrase.encode(), len(body), body)
     )
 
 

@@ -25,9 +25,11 @@ from octavo.server.http_protocol import (
     BODY_TIMEOUT_S,
     HEAD_TIMEOUT_S,
     MAX_CONNECTIONS,
+    MAX_EXTENSION_BYTES,
     MAX_HEAD_BYTES,
     MAX_HEADERS,
     MAX_PIPELINED,
+    MAX_RAW_BODY_BYTES,
     WRITE_TIMEOUT_S,
 )
 from octavo.server.http_server import KEEP_ALIVE_S
@@ -102,6 +104,10 @@ PER_REQUEST = (
     ),
     Limit(name="choices (prompts x n, or x best_of)", value=MAX_N, unit="", beyond="400"),
     Limit(name="body", value=MAX_BODY_BYTES, unit="bytes", beyond="413 and close"),
+    Limit(name="chunk extensions and trailers of a body", value=MAX_EXTENSION_BYTES, unit="bytes",
+          beyond="413 and close"),
+    Limit(name="body with the framing of its chunks", value=MAX_RAW_BODY_BYTES, unit="bytes",
+          beyond="413 and close"),
     Limit(name="JSON nesting", value=MAX_DEPTH, unit="levels", beyond="400"),
     Limit(name="JSON strings and brackets", value=MAX_STRUCTURE, unit="", beyond="400"),
     Limit(name="JSON strings with no bracket between", value=MAX_RUN, unit="", beyond="400"),

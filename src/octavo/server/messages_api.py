@@ -21,11 +21,10 @@ from octavo.errors import OctavoError
 from octavo.frontend import BranchDelta, RequestOutput, Usage
 from octavo.frontend.answer import Part, Parts, json_object
 from octavo.frontend.conversation import settle
-from octavo.server.call import Call, answer, read_call, read_values
+from octavo.server.call import Call, answer, read_body, read_call, read_values
 from octavo.server.dialects import ANTHROPIC
 from octavo.server.endpoints import Endpoint
 from octavo.server.engine_request import engine_request
-from octavo.server.field_check import check_fields
 from octavo.server.generation import Choice, Generation
 from octavo.server.messages_input import read_conversation
 from octavo.server.replies import Exchange, ignored_header, send_json
@@ -33,7 +32,6 @@ from octavo.server.sampling_fields import TokenLimits, sampling_from_body
 from octavo.server.sse import named_event
 from octavo.server.state import ServerState
 from octavo.server.structured import read_grammar
-from octavo.server.typed_body import TypedBody
 from octavo.text.members import wrong
 
 
@@ -47,9 +45,7 @@ async def count_tokens(state: ServerState, http: Exchange) -> None:
     """The length of the prompt that a conversation makes."""
 
     def work(values: dict[str, object]) -> tuple[int, list[str]]:
-        ignored = check_fields(values, Endpoint.COUNT_TOKENS)
-        body = TypedBody(values)
-        state.check_model(body.string("model"))
+        body, _, ignored = read_body(state, values, Endpoint.COUNT_TOKENS)
         # It changes no count, but what is wrong here would be wrong there.
         read_grammar(body)
         template = state.template()
@@ -66,9 +62,7 @@ def parse_message(state: ServerState, values: dict[str, object]) -> Call:
     Raises:
         OctavoError: naming the field.
     """
-    ignored = check_fields(values, Endpoint.MESSAGES)
-    body = TypedBody(ANTHROPIC.own_names(values))
-    model = state.check_model(body.string("model"))
+    body, model, ignored = read_body(state, values, Endpoint.MESSAGES, dialect=ANTHROPIC)
     sampling = sampling_from_body(
         body, Endpoint.MESSAGES, defaults=state.defaults, vocab_size=state.tokenizer.vocab_size
     )
@@ -83,7 +77,6 @@ def parse_message(state: ServerState, values: dict[str, object]) -> Call:
         requests=[engine_request(state, body, token_ids, sampling=sampling)],
         model=model,
         stream=body.boolean("stream"),
-        include_usage=True,
         ignored=ignored + dropped,
         asked_tokens=body.integer("max_tokens"),
         form=form,

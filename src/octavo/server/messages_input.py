@@ -14,9 +14,9 @@ from octavo.errors import InvalidRequestError
 from octavo.frontend.conversation import Conversation
 from octavo.frontend.tools import MESSAGES_TOOLS
 from octavo.server.conversation import read_tools
-from octavo.server.prompts import check_message_count
+from octavo.server.prompts import MAX_MESSAGES
 from octavo.server.reasoning_effort import effort_variables, read_effort
-from octavo.server.typed_body import TypedBody
+from octavo.server.typed_body import TypedBody, check_length
 from octavo.text import ChatTemplate, Message
 from octavo.text.members import refuse_others, wrong
 
@@ -40,7 +40,7 @@ def read_conversation(body: TypedBody, template: ChatTemplate) -> tuple[Conversa
     entries = body.raw("messages")
     if not isinstance(entries, list) or not entries:
         raise wrong("messages", "must be a non-empty list")
-    check_message_count(entries, "messages")
+    check_length(entries, "messages", MAX_MESSAGES)
     for i, entry in enumerate(entries):
         found += _messages(entry, f"messages[{i}]", dropped)
     if "tool_calls" in found[-1]:

@@ -24,10 +24,11 @@ _STATUSES = {
     429: "a queue is full; retry later",
     431: "the request's head is too large",
     500: "the engine failed; the request was dropped",
+    501: "a Transfer-Encoding other than chunked, or a body with an Upgrade",
     503: "starting, recovering or shutting down; retry later",
     504: "the deadline passed",
 }
-_OF_ANY = (400, 401, 403, 431, 500)
+_OF_ANY = (400, 401, 403, 431, 500, 501)
 _RETRIED = (429, 503, 504)
 _KEYS: _Object = {
     "bearer": {"type": "http", "scheme": "bearer"},
@@ -96,6 +97,8 @@ def _answer(operation: Operation) -> _Object:
         content = {"text/plain": {"schema": text()}}
     if operation.endpoint is not None:
         headers["x-octavo-ignored"] = _IGNORED
+    if operation.endpoint in ANTHROPIC:
+        headers["request-id"] = _REQUEST_ID
     if operation.endpoint in TEXT or "stream" in operation.query:
         content["text/event-stream"] = {"schema": {**text(), "description": _STREAM}}
     return {"description": "done", "headers": headers, "content": content}

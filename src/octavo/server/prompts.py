@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from octavo.errors import InvalidRequestError
-from octavo.server.typed_body import TypedBody, is_integer
+from octavo.server.typed_body import TypedBody, check_length, is_integer
 from octavo.text import Message, read_messages
 from octavo.text.members import wrong
 
@@ -22,19 +20,8 @@ def read_chat(body: TypedBody) -> list[Message]:
         InvalidRequestError: naming the message and what is wrong with it.
     """
     messages = body.raw("messages")
-    if isinstance(messages, list):
-        check_message_count(messages, "messages")
+    check_length(messages, "messages", MAX_MESSAGES)
     return read_messages(messages)
-
-
-def check_message_count(messages: Sequence[object], name: str) -> None:
-    """Refuse a conversation that is too long.
-
-    Raises:
-        InvalidRequestError: naming the field ``name`` and the limit.
-    """
-    if len(messages) > MAX_MESSAGES:
-        raise wrong(name, f"has {len(messages)} entries; the limit is {MAX_MESSAGES}")
 
 
 def read_prompts(
@@ -52,8 +39,7 @@ def read_prompts(
         raise wrong(name, "must be a text, a list of texts, token ids or a list of token id lists")
     if isinstance(prompt[0], (int, float)):
         return [_checked_ids(prompt, vocab_size, name)]
-    if len(prompt) > MAX_PROMPTS:
-        raise wrong(name, f"has {len(prompt)} entries; the limit is {MAX_PROMPTS}")
+    check_length(prompt, name, MAX_PROMPTS)
     return [
         _checked_text(item, name) if isinstance(item, str) else _checked_ids(item, vocab_size, name)
         for item in prompt

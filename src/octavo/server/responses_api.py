@@ -123,8 +123,7 @@ async def count_input_tokens(state: ServerState, http: Exchange) -> None:
     """The length of the prompt that a request makes."""
 
     def work(values: dict[str, object]) -> tuple[int, list[str]]:
-        body, ignored = read_fields(values, Endpoint.INPUT_TOKENS)
-        state.check_model(body.string("model"))
+        body, _, ignored = read_fields(state, values, Endpoint.INPUT_TOKENS)
         conversation, _ = read_conversation(state, body, http.tenant)
         return len(conversation.encode(state.template())), [*ignored, *conversation.ignored]
 

@@ -10,13 +10,12 @@ from octavo.errors import InvalidRequestError, ResponseNotFoundError
 from octavo.frontend.answer import json_object
 from octavo.frontend.conversation import Conversation, settle
 from octavo.frontend.tools import RESPONSES_TOOLS
-from octavo.server.call import Call
+from octavo.server.call import Call, read_body
 from octavo.server.conversation import read_tools
 from octavo.server.dialects import RESPONSES
 from octavo.server.endpoints import Endpoint
 from octavo.server.engine_request import engine_request
-from octavo.server.field_check import check_fields
-from octavo.server.prompts import check_message_count
+from octavo.server.prompts import MAX_MESSAGES
 from octavo.server.reasoning_effort import effort_variables, read_effort
 from octavo.server.request_shapes import (
     EMPTY_INCLUDE,
@@ -26,7 +25,7 @@ from octavo.server.request_shapes import (
 )
 from octavo.server.sampling_fields import sampling_from_body
 from octavo.server.state import ServerState
-from octavo.server.typed_body import TypedBody
+from octavo.server.typed_body import TypedBody, check_length
 from octavo.text import Message
 from octavo.text.members import refuse_others, shown_name, wrong
 from octavo.text.messages import text_of
@@ -60,8 +59,7 @@ def parse_response(state: ServerState, values: dict[str, object], owner: str) ->
     Raises:
         OctavoError: naming the field.
     """
-    body, ignored = read_fields(values, Endpoint.RESPONSES)
-    model = state.check_model(body.string("model"))
+    body, model, ignored = read_fields(state, values, Endpoint.RESPONSES)
     stream, background = body.boolean("stream"), body.boolean("background")
     store = body.boolean_or("store", True)
     if background and not store:
@@ -84,7 +82,6 @@ def parse_response(state: ServerState, values: dict[str, object], owner: str) ->
         requests=[request],
         model=model,
         stream=stream,
-        include_usage=True,
         ignored=[*ignored, *conversation.ignored],
         form=form,
         shown=_shown(body, request.sampling.temperature, request.sampling.top_p),
@@ -94,16 +91,14 @@ def parse_response(state: ServerState, values: dict[str, object], owner: str) ->
     )
 
 
-def read_fields(values: dict[str, object], endpoint: Endpoint) -> tuple[TypedBody, list[str]]:
-    """A body by our names, without what is skipped, and the names of what is ignored in it.
-
-    Raises:
-        InvalidRequestError: a field that is unknown or refused.
-    """
+def read_fields(
+    state: ServerState, values: dict[str, object], endpoint: Endpoint
+) -> tuple[TypedBody, str, list[str]]:
+    """See ``read_body``; tools that are skipped count as ignored."""
     skipped: list[str] = []
     values = _without_unknown_tools(values, skipped)
-    ignored = check_fields(values, endpoint)
-    return TypedBody(RESPONSES.own_names(values)), ignored + skipped
+    body, model, ignored = read_body(state, values, endpoint, dialect=RESPONSES)
+    return body, model, ignored + skipped
 
 
 def _without_unknown_tools(values: dict[str, object], skipped: list[str]) -> dict[str, object]:
@@ -142,7 +137,7 @@ def read_conversation(
         InvalidRequestError: naming the item and what is wrong with it.
     """
     messages = [*_earlier(state, body.string("previous_response_id"), owner), *_input(body)]
-    check_message_count(messages, "input")
+    check_length(messages, "input", MAX_MESSAGES)
     instructions = body.string("instructions")
     system = [{"role": "system", "content": instructions}] if instructions else []
     template = state.template()

@@ -20,7 +20,7 @@ from octavo.errors import ContextLengthError, InvalidRequestError
 from octavo.server.endpoints import Endpoint
 from octavo.server.request_shapes import LOGPROBS_INCLUDE, MAX_INCLUDE
 from octavo.server.structured import read_grammar
-from octavo.server.typed_body import TypedBody, finite_number
+from octavo.server.typed_body import TypedBody, check_length, finite_number
 from octavo.text.members import wrong
 
 COMPLETIONS_MAX_TOKENS = 16
@@ -165,8 +165,7 @@ def _top_k(body: TypedBody, defaults: SamplingParams) -> int:
 def _logit_bias(body: TypedBody) -> tuple[tuple[int, float], ...]:
     pairs = []
     biases = body.mapping("logit_bias")
-    if len(biases) > MAX_LOGIT_BIAS:
-        raise wrong("logit_bias", f"has {len(biases)} entries; the limit is {MAX_LOGIT_BIAS}")
+    check_length(biases, "logit_bias", MAX_LOGIT_BIAS)
     for key, value in biases.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 12):
             raise wrong("logit_bias", "keys must be token ids")

@@ -1,26 +1,16 @@
-"""How a call is served, whatever it asks for: for which tenant, how early, and until when."""
+"""How a call is served, whatever it asks for: how early, and until when."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from octavo.core.request import validate_priority
 from octavo.server.typed_body import TypedBody
 from octavo.text.members import wrong
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
-    """The fields ``priority`` and ``timeout`` (s), and whose key it was."""
-
-    tenant: str
-    priority: int
-    timeout_s: float
-
-
-def read_service(values: Mapping[str, object], *, tenant: str, limit_s: float) -> Service:
-    """Read and validate; ``limit_s`` is the longest that a request may take, and the default.
+def read_service(values: Mapping[str, object], *, limit_s: float) -> tuple[int, float]:
+    """The fields ``priority`` and ``timeout`` (s), whose limit and default is ``limit_s``.
 
     Raises:
         InvalidRequestError: naming field and limit.
@@ -33,8 +23,4 @@ def read_service(values: Mapping[str, object], *, tenant: str, limit_s: float) -
         raise wrong(
             "timeout", f"must be over 0 and at most {limit_s:g} seconds (--request-timeout)"
         )
-    return Service(
-        tenant=tenant,
-        priority=priority,
-        timeout_s=limit_s if timeout_s is None else timeout_s,
-    )
+    return priority, limit_s if timeout_s is None else timeout_s

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from octavo.errors import EngineError, OctavoError
+from octavo.server.dialects import OPENAI
 from octavo.server.replies import Exchange, encode_json
 
 FIRST_EVENT_S = 10.0
@@ -43,6 +44,17 @@ def event(value: object) -> bytes:
 def named_event(name: str, value: object) -> bytes:
     """One event with a name, for protocols whose events have types."""
     return b"event: " + name.encode() + b"\n" + event(value)
+
+
+class OpenAIFraming:
+    """The framing of both older OpenAI protocols."""
+
+    ping = PING
+    done = DONE
+
+    def failure(self, error: OctavoError) -> bytes:
+        """See ``Framing``."""
+        return event(OPENAI.error(error))
 
 
 async def send_events(

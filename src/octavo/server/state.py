@@ -30,6 +30,7 @@ class ServerState:
 
     ``model_names`` are the served names, the first one being the model's own. ``defaults`` are the
     model's sampling defaults, ``generation_config`` the same as the model wrote them.
+    ``request_ids`` are the clients' ids of the engine's requests.
     """
 
     client: AsyncEngineClient
@@ -44,6 +45,7 @@ class ServerState:
     text_thread: TextThread = field(default_factory=TextThread)
     bodies: BodyReader = field(default_factory=BodyReader)
     responses: ResponseStore = field(default_factory=ResponseStore)
+    request_ids: dict[str, str | None] = field(default_factory=dict)
     request_timeout_s: float = REQUEST_TIMEOUT_S
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from octavo import __version__
 from octavo.errors import RequestNotFoundError
 from octavo.server.kv_page import kv_page
 from octavo.server.metrics import CONTENT_TYPE
 from octavo.server.replies import Exchange, send_bytes, send_json, send_pieces
 from octavo.server.state import ServerState
-
-_RETRY = ((b"retry-after", b"2"),)
 
 
 def _model_object(state: ServerState, name: str) -> dict[str, object]:
@@ -44,12 +44,11 @@ async def health(state: ServerState, http: Exchange) -> None:
 
 async def ready(state: ServerState, http: Exchange) -> None:
     """Whether it makes progress and takes work."""
-    if state.draining:
-        await send_json(http.send, {"status": "draining"}, status=503, headers=_RETRY)
-    elif not state.client.ready:
-        await send_json(http.send, {"status": "not ready"}, status=503, headers=_RETRY)
-    else:
+    if state.client.ready and not state.draining:
         await send_json(http.send, {"status": "ready"})
+        return
+    why = "draining" if state.draining else "not ready"
+    await send_json(http.send, {"status": why}, status=503, headers=((b"retry-after", b"2"),))
 
 
 async def version(state: ServerState, http: Exchange) -> None:
@@ -73,15 +72,20 @@ async def debug_kv(state: ServerState, http: Exchange) -> None:
 
 
 async def debug_request(state: ServerState, http: Exchange) -> None:
-    """One request in the engine: its limits, and where each of its branches stands."""
-    found = await state.client.control("requests")
-    request_id = http.scope["path_params"]["request_id"]
-    if request_id not in found:
+    """The request of one id of the engine's, or those of a client's id by the engine's."""
+    rows, wanted = await _requests(state), http.scope["path_params"]["request_id"]
+    named = {key: row for key, row in rows.items() if row["x_request_id"] == wanted}
+    if not (found := rows.get(wanted, named)):
         message = "no such request is in the engine; /debug/requests lists those that are"
         raise RequestNotFoundError(message)
-    await send_json(http.send, found[request_id])
+    await send_json(http.send, found)
 
 
 async def debug_requests(state: ServerState, http: Exchange) -> None:
-    """The requests in the engine."""
-    await send_json(http.send, await state.client.control("requests"))
+    """The requests in the engine by its ids: limits, and where each of the branches stands."""
+    await send_json(http.send, await _requests(state))
+
+
+async def _requests(state: ServerState) -> dict[str, dict[str, object]]:
+    found = msgspec.convert(await state.client.control("requests"), dict[str, dict[str, object]])
+    return {key: {"x_request_id": state.request_ids.get(key), **row} for key, row in found.items()}

@@ -15,16 +15,15 @@ from octavo.core.probe import MAX_LABEL_TOKENS, MAX_LABELS, Probe
 from octavo.core.request import Request
 from octavo.errors import InvalidRequestError
 from octavo.frontend.readings import LabelScore, Reading
-from octavo.server.call import Call, read_call
+from octavo.server.call import Call, read_body, read_call
 from octavo.server.endpoints import Endpoint
 from octavo.server.engine_request import probe_request
-from octavo.server.field_check import check_fields
 from octavo.server.probing import run_probes
-from octavo.server.prompts import MAX_PROMPTS, check_message_count
+from octavo.server.prompts import MAX_MESSAGES, MAX_PROMPTS
 from octavo.server.rendering import finite_logprob, usage_object
 from octavo.server.replies import Exchange, ignored_header, send_json
 from octavo.server.state import ServerState
-from octavo.server.typed_body import TypedBody
+from octavo.server.typed_body import TypedBody, check_length
 from octavo.text import read_messages
 from octavo.text.members import refuse_others, wrong
 
@@ -72,9 +71,7 @@ def _label(score: LabelScore) -> dict[str, object]:
 
 
 def _parse(state: ServerState, values: dict[str, object]) -> _Questions:
-    ignored = check_fields(values, Endpoint.SYSTEMONE)
-    body = TypedBody(values)
-    model = state.check_model(body.string("model"))
+    body, model, ignored = read_body(state, values, Endpoint.SYSTEMONE)
     questions = body.raw("questions")
     if not isinstance(questions, list) or not 0 < len(questions) <= MAX_PROMPTS:
         raise InvalidRequestError(
@@ -95,8 +92,6 @@ def _parse(state: ServerState, values: dict[str, object]) -> _Questions:
     return _Questions(
         requests=requests,
         model=model,
-        stream=False,
-        include_usage=True,
         ignored=ignored,
         labels=labels,
     )
@@ -144,6 +139,6 @@ def _prompt(state: ServerState, given: object, question: str) -> list[int]:
         return state.tokenizer.encode(given + question)
     if not isinstance(given, list):
         raise wrong("state", "must be a text or a list of messages")
-    check_message_count(given, "state")
+    check_length(given, "state", MAX_MESSAGES)
     messages = [*given, {"role": "user", "content": question}]
     return state.template().encode(read_messages(messages))

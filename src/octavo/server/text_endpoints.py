@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from octavo.errors import InvalidRequestError
-from octavo.server.call import read_values
+from octavo.server.call import read_body, read_values
 from octavo.server.conversation import chat_conversation
 from octavo.server.endpoints import Endpoint
-from octavo.server.field_check import check_fields
 from octavo.server.fields import FIELDS
 from octavo.server.prompts import MAX_PROMPT_IDS
 from octavo.server.replies import Exchange, send_json
@@ -83,9 +82,7 @@ async def _read(
     state: ServerState, http: Exchange, *, endpoint: Endpoint, work: Callable[[TypedBody], _Result]
 ) -> _Result:
     def checked(values: dict[str, object]) -> _Result:
-        check_fields(values, endpoint)
-        body = TypedBody(values)
-        state.check_model(body.string("model"))
+        body, _, _ = read_body(state, values, endpoint)
         return work(body)
 
     return await read_values(state, http, checked)

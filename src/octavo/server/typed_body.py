@@ -35,7 +35,8 @@ class TypedBody:
         """An integer; a boolean or a fraction is none."""
         value = self.raw(name)
         if value is not None and not is_integer(value):
-            raise wrong(name, "must be an integer that fits 64 bits")
+            fits = " that fits 64 bits" if type(value) is int else ""
+            raise wrong(name, f"must be an integer{fits}")
         return value if isinstance(value, int) else None
 
     def number(self, name: str) -> float | None:
@@ -57,7 +58,7 @@ class TypedBody:
         value = self.raw(name)
         if value is None:
             return ()
-        _check_length(value, name, at_most)
+        check_length(value, name, at_most)
         if not isinstance(value, list) or not all(is_integer(item) for item in value):
             raise wrong(name, "must be a list of integers")
         return tuple(value)
@@ -69,7 +70,7 @@ class TypedBody:
             return ()
         if isinstance(value, str):
             return (value,)
-        _check_length(value, name, at_most)
+        check_length(value, name, at_most)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise wrong(name, "must be a string or a list of strings")
         return tuple(value)
@@ -84,8 +85,13 @@ class TypedBody:
         return value
 
 
-def _check_length(value: object, name: str, at_most: int) -> None:
-    if isinstance(value, list) and len(value) > at_most:
+def check_length(value: object, name: str, at_most: int) -> None:
+    """Refuse a list or an object that is too long.
+
+    Raises:
+        InvalidRequestError: naming the field ``name`` and the limit.
+    """
+    if isinstance(value, list | dict) and len(value) > at_most:
         raise wrong(name, f"has {len(value)} entries; the limit is {at_most}")
 
 
