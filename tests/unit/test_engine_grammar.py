@@ -131,6 +131,42 @@ def test_a_grammar_that_can_go_no_further_fails_its_request_alone() -> None:
     assert len(answers(driver, "free")[0]) == 8
 
 
+def test_a_grammar_that_meets_a_limit_says_nothing_against_the_prompt() -> None:
+    """It is the client's error: what was computed of the prompt stays findable."""
+    dead = Grammar(kind="choice", choices=("3 4", " "), field="response_format")
+    driver, grammars = driver_of()
+    driver.submit(make_request("r", PROMPT, sampling=sampling(grammar=dead)))
+    run(driver, grammars, dead)
+    assert driver.counters["requests_refused"] == 1
+    assert driver.counters["requests_failed"] == 0
+    driver.submit(make_request("same", PROMPT))
+    driver.run()
+    assert {o.num_cached_tokens for o in driver.outputs if o.request_id == "same"} == {32}
+
+
+@pytest.mark.parametrize("choices", [("3", " "), ("3", "3", "3", " ")])
+def test_a_limit_behind_a_draft_is_the_clients_error_too(choices: tuple[str, ...]) -> None:
+    dead = Grammar(kind="choice", choices=choices, field="response_format")
+    driver, grammars = driver_of(scheduler=SchedulerConfig(speculate="ngram"))
+    driver.submit(make_request("r", [3] * 40, sampling=sampling(grammar=dead)))
+    run(driver, grammars, dead)
+    failed = [o for o in driver.outputs if o.error]
+    assert {(o.error, o.error_code) for o in failed} == {
+        ("nothing may follow", "invalid_request_error")
+    }
+
+
+def test_numbers_that_are_none_are_distrusted_beside_a_grammar_too() -> None:
+    driver, grammars = driver_of()
+    driver.submit(make_request("r", PROMPT, sampling=sampling()))
+    driver.core.handle(grammars.finish(WORDS), driver.now)
+    driver.runner.spoil_next = True
+    driver.run()
+    assert {o.error_code for o in driver.outputs} == {"engine_error"}
+    assert driver.counters["requests_failed"] == 1
+    assert driver.core.kv.index.blocks(0) == {}
+
+
 @pytest.mark.parametrize("at", range(6))
 def test_preempted_or_resumed_anywhere_gives_the_same(at: int) -> None:
     alone, grammars = driver_of()

@@ -22,7 +22,7 @@ from octavo.core.request import (
 from octavo.core.runner import Runner
 from octavo.core.step import StepResult
 from octavo.engine.dump import KVSnapshot, describe_requests, snapshot_kv
-from octavo.engine.grammar_gate import GrammarGate
+from octavo.engine.grammar_gate import GrammarGate, dead_end
 from octavo.engine.invariants import (
     check_engine,
     check_gate,
@@ -166,9 +166,13 @@ class EngineCore:
 
         Requests whose row failed go first: nothing that they computed becomes findable.
         """
-        failed = [step.rows[row.row][0].state for row in result.rows if row.failed]
-        for state in dict.fromkeys(failed):
-            self._drop_failed(state)
+        failed: dict[RequestState, list[str]] = {}
+        for row in result.rows:
+            if row.failed:
+                seq = step.rows[row.row][0]
+                failed.setdefault(seq.state, []).append(dead_end(seq, row))
+        for state, causes in failed.items():
+            self._drop_failed(state, causes)
         self._committer.commit_kv(step)
         num_tokens = step.plan.num_tokens
         self.counters.computed_tokens += num_tokens
@@ -182,21 +186,23 @@ class EngineCore:
             if output.finish_reason is not None:
                 self._end_output(output)
 
-    def _drop_failed(self, state: RequestState) -> None:
+    def _drop_failed(self, state: RequestState, causes: list[str]) -> None:
         """One request could not be sampled; its neighbours in the step are none the worse.
 
-        Its KV may be full of NaN, so whatever is cached of it goes too: an identical request
-        computes its prompt anew.
+        ``causes`` are what its rows' grammars say, "" where there is none. A limit that a grammar
+        met is the client's error. Else its KV may be full of NaN, so whatever is cached of it goes
+        too: an identical request computes its prompt anew.
         """
-        self.kv.distrust(state.digest, state.request.prompt_token_ids)
-        self.counters.requests_failed += 1
-        grammars = [seq.grammar for seq in state.branches.values() if seq.grammar is not None]
-        failure = next((g.failure for g in grammars if g.failure), "")
         asked = state.request.sampling.grammar
-        unsampled = "no token could be sampled: every allowed logit is NaN or -inf"
-        error: OctavoError = EngineError(failure or unsampled)
-        if asked is not None and failure not in ("", NOT_ALLOWED):
-            error = InvalidRequestError(failure, param=asked.field)
+        error: OctavoError
+        if asked is not None and not {"", NOT_ALLOWED} & set(causes):
+            self.counters.requests_refused += 1
+            error = InvalidRequestError(causes[0], param=asked.field)
+        else:
+            self.kv.distrust(state.digest, state.request.prompt_token_ids)
+            self.counters.requests_failed += 1
+            unsampled = "no token could be sampled: every allowed logit is NaN or -inf"
+            error = EngineError(max(causes) or unsampled)
         code = error.code or error.error_type
         self._outbox += final_outputs(
             state, FinishReason.ERROR, error=error.message, code=code, param=error.param

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from octavo.core.grammar import Grammar, GrammarIdentity, GrammarReady, GrammarSource
+from octavo.core.step import RowResult
 from octavo.errors import InvalidRequestError
-from octavo.scheduler import RequestState, Status
+from octavo.scheduler import RequestState, Sequence, Status
 
 
 class GrammarGate:
@@ -66,3 +67,17 @@ class GrammarGate:
         self._held.setdefault(grammar.identity, []).append(state)
         for seq in state.branches.values():
             seq.status = Status.COMPILING
+
+
+def dead_end(seq: Sequence, row: RowResult) -> str:
+    """Why the grammar of a row that failed allows nothing there; "" where it does, or is none.
+
+    It may have met its limit behind drafts that were right, which the sequence does not have yet.
+    """
+    if seq.grammar is None:
+        return ""
+    ahead = seq.grammar.fork()
+    for token_id in row.token_ids[: row.num_verified]:
+        ahead.accept(token_id)
+    ahead.mask()
+    return ahead.failure

@@ -337,11 +337,12 @@ class FakeRunner:
             return result
         own = len(row.token_ids) - row.num_drafts
         for num_verified, draft in enumerate((*row.token_ids[own:], None)):
-            end = row.start + own + num_verified
+            end, result.num_verified = row.start + own + num_verified, num_verified
             mask = masks.get((index, own + num_verified - 1), b"") if masks else b""
             seen = self._see(slot, end)
             if seen is None or (mask and not any(mask)):
-                result.token_ids, result.failed = (-1,) * row.num_samples, True
+                result.token_ids += (-1,) * row.num_samples
+                result.failed = True
                 return result
             drawn = self._draw(slot.state, row.num_samples, seen, position=end, mask=mask)
             result.token_ids += drawn
@@ -351,7 +352,6 @@ class FakeRunner:
         self.counts.drafts += row.num_drafts
         self.counts.accepted += num_verified
         del slot.history[end:], slot.values[end:]
-        result.num_verified = num_verified
         return result
 
     def _draw(

@@ -78,4 +78,4 @@ def draw_scenario(rng: Random) -> Scenario:
     # Admission keeps away from others' cached blocks: without any, promises reach to the last.
     cached = shares and not misjudges and rng.random() < 0.95
     cache = CacheConfig(prefix_cache=cached)
-    return Scenario(info, scheduler, cache, rng.randint(8, 15), shares, misjudges)
+    return Scenario(info, scheduler, cache, rng.randint(10, 16), shares, misjudges)
