@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.config import SchedulerConfig
+from octavo.core.grammar import MAX_GRAMMAR_CHARS, MAX_GRAMMAR_CHOICES
 from octavo.core.sampling_params import (
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
@@ -20,6 +21,7 @@ from octavo.core.sampling_params import (
 from octavo.frontend.client import SLOW_CLIENT_S
 from octavo.frontend.journal import MAX_JOURNAL_REQUESTS, MAX_JOURNAL_TOKENS
 from octavo.frontend.stream import BUFFER_BYTES
+from octavo.grammar.matcher import MAX_STEP_ITEMS
 from octavo.server.edge import MAX_BODIES_BYTES, MAX_BODY_BYTES
 from octavo.server.http_protocol import (
     BODY_TIMEOUT_S,
@@ -121,6 +123,10 @@ PER_REQUEST = (
           beyond="400"),
     Limit(name="stop_token_ids", value=MAX_STOP_TOKEN_IDS, unit="ids", beyond="400"),
     Limit(name="logit_bias", value=MAX_LOGIT_BIAS, unit="entries", beyond="400"),
+    Limit(name="characters of a grammar or schema", value=MAX_GRAMMAR_CHARS, unit="", beyond="400"),
+    Limit(name="texts of a choice", value=MAX_GRAMMAR_CHOICES, unit="", beyond="400"),
+    Limit(name="a grammar's work for one token", value=MAX_STEP_ITEMS, unit="items of its parser",
+          beyond="400, or an error event in a stream"),
     Limit(name="an open number in an answer bound by a schema", value=15,
           unit="digits, and 9 behind the point",
           beyond="not written; bounds that the schema has stay as they are"),
