@@ -395,6 +395,19 @@ def test_a_prompt_may_follow_the_options(monkeypatch: Any) -> None:
     assert len(seen) == 2
 
 
+def test_run_loads_the_model_with_every_option_of_it(monkeypatch: Any) -> None:
+    asked: dict[str, Any] = {}
+
+    def load(**options: Any) -> None:
+        asked.update(options)
+        raise MemoryError
+
+    monkeypatch.setattr("octavo.cli.run.fetch", Path)
+    monkeypatch.setattr("octavo.cli.run.LLM", load)
+    assert main(["run", "m", "hi", "--activation", "f32", "--num-threads", "1"]) == 1
+    assert (asked["model"], asked["activation"], asked["num_threads"]) == ("m", "f32", 1)
+
+
 def test_a_draft_length_without_a_proposer_is_refused() -> None:
     alone = build_parser().parse_args(["serve", "--num-draft-tokens", "4"])
     with pytest.raises(ConfigError, match="--speculate"):

@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from octavo.cli.models import fetch
 from octavo.cli.options import engine_config
@@ -28,14 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
     config = engine_config(arguments)
     _sampling(arguments, SamplingParams())
     path = fetch(arguments.model)
-    with LLM(
-        str(path),
-        scheduler=config.scheduler,
-        cache=config.cache,
-        backend=config.model.backend,
-        num_threads=config.model.num_threads,
-        max_model_len=config.model.max_model_len,
-    ) as llm:
+    options = asdict(config.model) | {"model": str(path)}
+    with LLM(**options, scheduler=config.scheduler, cache=config.cache) as llm:
         sampling = _sampling(arguments, llm.default_sampling)
         if prompt is not None:
             _answer(llm, [{"role": "user", "content": prompt}], sampling)

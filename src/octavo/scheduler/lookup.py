@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from operator import itemgetter
 
 NGRAM = 3
 _MAX_BUCKETS = 1 << 15
@@ -60,9 +61,9 @@ class Lookup:
             for place in self._places(tokens, _MAX_CANDIDATES)
         ]
         paths: list[list[int]] = []
-        for shared, place in sorted(found, key=_by_shared):
+        for shared, place in sorted(found, key=itemgetter(0), reverse=True):
             path = _continuation(tokens, place, min(limit, 2 * shared))
-            if all(shared_prefix(path, other) < min(len(path), len(other)) for other in paths):
+            if all(path[: len(other)] != other[: len(path)] for other in paths):
                 paths.append(path)
             if len(paths) == MAX_PATHS:
                 break
@@ -106,20 +107,6 @@ def _shared_suffix(tokens: Sequence[int], place: int) -> int:
     """How many tokens up to ``place`` equal those up to the end."""
     shared = 0
     while shared <= place and shared < _MAX_MATCH and tokens[place - shared] == tokens[-1 - shared]:
-        shared += 1
-    return shared
-
-
-def _by_shared(found: tuple[int, int]) -> int:
-    return -found[0]
-
-
-def shared_prefix(path: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two paths begin with in common."""
-    shared = 0
-    for mine, theirs in zip(path, other, strict=False):
-        if mine != theirs:
-            break
         shared += 1
     return shared
 

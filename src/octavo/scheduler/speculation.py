@@ -21,10 +21,9 @@ from typing import NamedTuple
 
 from octavo.config import DRAFT_MODEL
 from octavo.core.step import RowPlan
-from octavo.kv import StepReservation
+from octavo.kv import StepReservation, common_prefix_length
 from octavo.scheduler.draft_paths import Detour
 from octavo.scheduler.guess import SURE, Guess
-from octavo.scheduler.lookup import shared_prefix
 from octavo.scheduler.sequence import Sequence
 
 # Of the native backend on two cores, see benchmarks/LOG.md: F, what a row alone takes beyond it,
@@ -156,7 +155,7 @@ def _branches(guess: Guess, worth: int) -> Iterator[tuple[int, tuple[int, ...], 
     """(fork, path, offer) of each further path, as far as a token more is ``worth`` / SURE."""
     left: dict[int, int] = {}
     for path in guess.others:
-        fork = shared_prefix(path, guess.drafts)
+        fork = common_prefix_length(path, guess.drafts)
         reach = left.get(fork, SURE - guess.chance)
         left[fork] = reach * (SURE - guess.detour) // SURE
         reach = reach * guess.detour // SURE
