@@ -8,7 +8,7 @@ import pytest
 
 from octavo.config import SchedulerConfig
 from octavo.core.grammar import Grammar
-from octavo.core.request import Abort, FinishReason, Submit
+from octavo.core.request import Abort, FinishReason, StopBranch, Submit
 from octavo.core.sampling_params import SamplingParams
 from octavo.testing import EngineDriver, make_info, make_request
 from octavo.testing.toy_grammar import ToyGrammars
@@ -93,6 +93,20 @@ def test_ended_while_its_grammar_is_compiled(how: str) -> None:
     run(driver, grammars)
     assert len(answers(driver, "other")[0]) == len(PLACES)
     assert bool(answers(driver, "r")[0]) == (how == "resubmit")
+
+
+def test_a_branch_stopped_while_its_grammar_is_compiled_waits_no_more() -> None:
+    """It goes on from a journal, and a stop string was found in what it had said."""
+    driver, grammars = driver_of()
+    request = make_request("r", PROMPT, sampling=sampling())
+    driver.core.handle(Submit(request=request, epoch=1, branch_tokens=((3,),)), 0.0)
+    driver.core.handle(StopBranch(request_id="r", branch=0), 0.0)
+    assert driver.core.gate.num_held == 0
+    (ended,) = driver.core.step(0.0)
+    assert ended.finish_reason is FinishReason.STOP
+    driver.core.handle(grammars.finish(WORDS), 0.0)
+    assert not driver.core.has_work()
+    assert driver.core.check_invariants() == []
 
 
 def test_a_refused_grammar_names_its_field_and_costs_nobody_else() -> None:

@@ -371,6 +371,7 @@ class EngineCore:
         del state.branches[seq.branch]
         if not state.branches:
             self.counters.requests_finished += 1
+            self.gate.forget(state)
             self.requests.leave(state.request.request_id)
 
     def _drop(self, state: RequestState, reason: FinishReason, *, error: str, code: str) -> None:
