@@ -26,14 +26,13 @@ from octavo.cluster.messages import (
     Welcome,
 )
 from octavo.cluster.wire import (
-    MAX_FRAME_BYTES,
     WireError,
     decode_engine_message,
     decode_frontend_message,
     encode,
 )
 from octavo.config import CacheConfig, SchedulerConfig
-from octavo.core.request import FinishReason, Request, Submit, TokenRun
+from octavo.core.request import FinishReason, Request, Submit
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import EngineCore
 from octavo.testing.fake_runner import FakeRunner, make_info
@@ -284,38 +283,6 @@ def test_a_malformed_frame_cancels_what_its_sender_owned() -> None:
     assert not room.core.requests.states
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        b"",
-        b"\xc1",
-        msgspec.msgpack.encode({"type": "Unknown"}),
-        msgspec.msgpack.encode({"type": "Hello", "client_epoch": "1"}),
-        msgspec.msgpack.encode(["Hello", 1]),
-        b"\x81" * 100_000,
-        b"\x91" * 100_000,
-        b"\x00" * (MAX_FRAME_BYTES + 1),
-    ],
-)
-def test_malformed_frames_are_wire_errors(frame: bytes) -> None:
-    with pytest.raises(WireError):
-        decode_frontend_message(frame)
-    with pytest.raises(WireError):
-        decode_engine_message(frame)
-
-
-def test_frames_survive_the_wire() -> None:
-    message = submit(
-        n=3, stop=("a", "b"), logit_bias=((3, -1.5),), stop_token_ids=(4,), temperature=0.5
-    )
-    assert decode_frontend_message(encode(message)) == message
-
-
-def test_a_frame_over_the_cap_is_not_sent() -> None:
-    with pytest.raises(WireError, match="exceeds the limit"):
-        encode(AbortMessage(client_epoch=1, request_ids=["x" * MAX_FRAME_BYTES]))
-
-
 def again(*, epoch: int, n: int = 1, tokens: Any = (), ended: Any = ()) -> SubmitMessage:
     """An attempt at request "r"."""
     request = submit(n=n, max_tokens=6).submit.request
@@ -500,9 +467,3 @@ def test_tokens_of_rows_that_go_on_come_in_one_piece() -> None:
         assert tokens(one, name) == tokens(two, name)
     # Alone again, the one that came last ends with a run of its own.
     assert sum(message.run is not None for message in two) < 8
-
-
-def test_a_run_with_columns_of_different_lengths_is_malformed() -> None:
-    run = TokenRun((("r", 0, 0, 0),), [4, 5], [7])
-    with pytest.raises(WireError, match="differ in length"):
-        decode_engine_message(encode(Outputs(engine_epoch=1, run=run)))
