@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -39,3 +40,25 @@ def test_a_guide_does_what_it_says(guide: str, tmp_path: Path, smollm2_path: Pat
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.strip()) > 1
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the guides' commands need curl")
+@pytest.mark.parametrize("guide", ["chat-front-ends", "embeddings-and-labels"])
+def test_what_a_guide_has_one_type_is_answered(
+    guide: str, tmp_path: Path, smollm2_path: Path
+) -> None:
+    serve, *others = blocks(guide, "sh")
+    words = shlex.split(serve)
+    assert words[:3] == ["octavo", "serve", "smollm2"]
+    typed = [block for block in others if block.startswith("curl")]
+    assert typed
+    argv = serve_argv(str(smollm2_path), "--served-model-name", "smollm2", *words[3:])
+    with running_server(tmp_path, argv) as server:
+        server.wait_ready()
+        for block in typed:
+            script = "set -e\n" + block.replace(URL, server.url).replace("curl ", "curl -sf ")
+            done = subprocess.run(
+                ["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert "{" in done.stdout

@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from octavo.server.dialects import error_body
 from octavo.server.lingering import LingeringTransport
-from octavo.server.replies import encode_json, header
+from octavo.server.replies import encode_json
 
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
@@ -47,8 +47,7 @@ _REMEDIES = {
     f"{MAX_RAW_BODY_BYTES} bytes; send larger chunks without extensions, or a Content-Length",
     429: f"no more than {MAX_PIPELINED} requests may wait for their turn; open more connections",
     431: f"a head may have {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers; send fewer",
-    501: "the only Transfer-Encoding is chunked, and no Upgrade is taken with a body; send it as "
-    "it is, by a client that is set to HTTP/1",
+    501: "the only Transfer-Encoding is chunked; send the body as it is",
 }
 
 
@@ -75,6 +74,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _reject_status = 400
     _running: RequestResponseCycle | None = None
     _last_words = b""
+    _head_again = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock of the first request."""
@@ -126,9 +126,9 @@ class GuardedProtocol(HttpToolsProtocol):
             # Said to the peer alone: a log would be the peer's to fill.
             self._reject(self._reject_status)
         except httptools.HttpParserUpgrade as upgrade:
-            # One that nobody offers is answered as if it had not been asked for.
-            if rest := data[upgrade.args[0] :]:
-                self._feed(rest)
+            # Nobody offers one: the request is read again, as if it had not been asked for.
+            head, self._head_again = self._head_again, b""
+            self._feed(head + data[upgrade.args[0] :])
         if self._in_body:
             # Chunk framing that outweighs what it carries; the body itself is counted elsewhere.
             if self._raw_body_bytes > MAX_RAW_BODY_BYTES or self._spare_bytes < 0:
@@ -182,13 +182,15 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is in; the body has a clock of its own."""
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            # The parser takes what follows for no part of the request, be it its body.
+            self._head_again = self._head_without(b"upgrade")
+            return
         self._in_head = False
         self._spare_bytes = MAX_EXTENSION_BYTES
         self._arm(self.body_timeout_s)
         codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
-        has_body = codings or header(self.headers, b"content-length") not in (None, b"0")
-        if codings not in ([], [b"chunked"]) or (has_body and self.parser.should_upgrade()):
-            # The parser takes what follows an upgrade for no part of the request.
+        if codings not in ([], [b"chunked"]):
             self._stop_parser(501)
         super().on_headers_complete()
         self._in_body = True
@@ -209,6 +211,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is in: what follows is the server's time."""
+        if self._head_again:
+            return
         self._disarm()
         self._in_body = self._lingering.unread = False
         super().on_message_complete()
@@ -223,6 +227,11 @@ class GuardedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
+
+    def _head_without(self, left_out: bytes) -> bytes:
+        target = (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        headers = (b"%s: %s\r\n" % pair for pair in self.headers if pair[0] != left_out)
+        return b"%s %s HTTP/%s\r\n%s\r\n" % (*target, b"".join(headers))
 
     def _count(self, size: int) -> None:
         self._parsed_head_bytes += size

@@ -24,7 +24,7 @@ _STATUSES = {
     429: "a queue is full; retry later",
     431: "the request's head is too large",
     500: "the engine failed; the request was dropped",
-    501: "a Transfer-Encoding other than chunked, or a body with an Upgrade",
+    501: "a Transfer-Encoding other than chunked",
     503: "starting, recovering or shutting down; retry later",
     504: "the deadline passed",
 }
