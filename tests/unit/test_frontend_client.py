@@ -69,7 +69,7 @@ def test_deaths_of_the_engine_change_no_token(smollm2_text: Any, seed: int) -> N
 
 def test_a_request_that_kills_the_engine_is_dropped_by_name(smollm2_text: Any) -> None:
     async def test() -> None:
-        async with world(smollm2_text[1], poison=666) as here:
+        async with world(smollm2_text[1], poison=666, step_s=0.001) as here:
             innocent = [request(prompt=(7, 8, 9 + i), max_tokens=200) for i in range(4)]
             readers = [
                 asyncio.create_task(read(here.client.submit(ask, timeout_s=60))) for ask in innocent
