@@ -18,6 +18,10 @@ struct GroupStream {
   OCTAVO_INLINE const uint8_t* header(const uint8_t* panel, int g) {
     return panel + size_t(g / 8) * (SuperBytes + 8 * GroupBytes);
   }
+  // Where the share of group g begins in the stream, a header with the group behind it.
+  OCTAVO_INLINE size_t offset(int g) {
+    return size_t(g) * GroupBytes + size_t(g / 8) * SuperBytes;
+  }
   static constexpr bool has_header = SuperBytes > 0;
   static constexpr int halves = 1;
   static constexpr bool has_min = false;
@@ -126,9 +130,9 @@ OCTAVO_INLINE I shift_bytes(I x, int bytes) {
   return bytes == 1 ? i_shr<8>(x) : bytes == 2 ? i_shr<16>(x) : i_shr<24>(x);
 }
 
-// Adds the products of one half's quads to the integer sums of kTileColumns × 16 columns from
-// 16-lane column `first` on.
-template <class W, int R>
+// Adds the products of one half's quads to the integer sums of R of a block's `Lanes` rows and of
+// kTileColumns × 16 columns from 16-lane column `first` on.
+template <class W, int R, int Lanes>
 OCTAVO_INLINE void add_quads(const uint8_t* group, const uint8_t* quads, int half, int first,
                              I sum[R][kTileColumns]) {
   constexpr int kQuads = 8 / W::halves;
@@ -147,7 +151,7 @@ OCTAVO_INLINE void add_quads(const uint8_t* group, const uint8_t* quads, int hal
       W::load(group, j, w);
       OCTAVO_UNROLL(8)
       for (int r = 0; r < R; ++r) {
-        const int32_t quad = load_i32(quads + 4 * (j * R + r));
+        const int32_t quad = load_i32(quads + 4 * (j * Lanes + r));
         OCTAVO_UNROLL(8)
         for (int c = 0; c < kTileColumns; ++c) {
           run[r][c] = run_dot4<W::bits>(run[r][c], w[first + c], quad);
@@ -162,6 +166,31 @@ OCTAVO_INLINE void add_quads(const uint8_t* group, const uint8_t* quads, int hal
   }
 }
 
+// Whether a group is wide for any of R rows.
+template <int R>
+OCTAVO_INLINE bool any_wide(const uint8_t* quads) {
+  uint64_t flags[(R + 1) / 2] = {};
+  __builtin_memcpy(flags, quads + (32 + 20) * R, 4 * R);
+  return R == 1 ? flags[0] != 0 : (flags[0] | flags[(R + 1) / 2 - 1]) != 0;
+}
+
+// The products of the high quads of those rows for which the group is wide, times 128; of the
+// others 0. In memory: few rows have them, and a branch for each would want its own registers.
+template <class W, int R>
+OCTAVO_INLINE void high_sums(const uint8_t* group, const uint8_t* quads, int half, int first,
+                             uint8_t* to) {
+  for (int r = 0; r < R; ++r, to += 64 * kTileColumns) {
+    I sum[1][kTileColumns];
+    OCTAVO_UNROLL(8)
+    for (int c = 0; c < kTileColumns; ++c) sum[0][c] = i_set1(0);
+    if (load_i32(quads + (32 + 20) * R + 4 * r) != 0) {
+      add_quads<W, 1, R>(group, quads + 64 * R + 4 * r, half, first, sum);
+    }
+    OCTAVO_UNROLL(8)
+    for (int c = 0; c < kTileColumns; ++c) i_store(to + 64 * c, i_shl<7>(sum[0][c]));
+  }
+}
+
 // Adds one group of R rows to the kTileColumns of `acc` from column `first` on.
 template <class W, int R, bool Wide>
 OCTAVO_INLINE void add_columns(const uint8_t* header, const uint8_t* group, const uint8_t* quads,
@@ -170,31 +199,26 @@ OCTAVO_INLINE void add_columns(const uint8_t* header, const uint8_t* group, cons
   const uint8_t* scales = quads + 32 * R;
   OCTAVO_UNROLL(2)
   for (int half = 0; half < W::halves; ++half) {
+    alignas(64) uint8_t high[Wide ? R * kTileColumns * 64 : 1];
+    if constexpr (Wide) high_sums<W, R>(group, quads, half, first, high);
     I sum[R][kTileColumns];
     OCTAVO_UNROLL(8)
     for (int r = 0; r < R; ++r) {
-      OCTAVO_UNROLL(8)
-      for (int c = 0; c < kTileColumns; ++c) sum[r][c] = i_set1(0);
-    }
-    if constexpr (Wide) {
-      add_quads<W, R>(group, quads + 64 * R, half, first, sum);
-      OCTAVO_UNROLL(8)
-      for (int r = 0; r < R; ++r) {
-        OCTAVO_UNROLL(8)
-        for (int c = 0; c < kTileColumns; ++c) sum[r][c] = i_shl<7>(sum[r][c]);
-      }
-    }
-    if constexpr (kOffset) {
-      const int which = W::halves == 1 ? 2 : 3 + half;
-      OCTAVO_UNROLL(8)
-      for (int r = 0; r < R; ++r) {
-        const I init = i_shl<(W::zero_shift < 0 ? 0 : W::zero_shift)>(
+      I init = i_set1(0);
+      if constexpr (kOffset) {
+        const int which = W::halves == 1 ? 2 : 3 + half;
+        init = i_shl<(W::zero_shift < 0 ? 0 : W::zero_shift)>(
             i_set1(load_i32(scales + 4 * (which * R + r))));
-        OCTAVO_UNROLL(8)
-        for (int c = 0; c < kTileColumns; ++c) sum[r][c] = Wide ? i_add(sum[r][c], init) : init;
+      }
+      OCTAVO_UNROLL(8)
+      for (int c = 0; c < kTileColumns; ++c) {
+        sum[r][c] = init;
+        if constexpr (Wide) {
+          sum[r][c] = i_add(init, i_load(high + 64 * (r * kTileColumns + c)));
+        }
       }
     }
-    add_quads<W, R>(group, quads, half, first, sum);
+    add_quads<W, R, R>(group, quads, half, first, sum);
     F scale[kTileColumns];
     OCTAVO_UNROLL(8)
     for (int c = 0; c < kTileColumns; ++c) scale[c] = W::scale(header, group, half, first + c);
@@ -224,9 +248,8 @@ OCTAVO_INLINE void add_columns(const uint8_t* header, const uint8_t* group, cons
   }
 }
 
-// Adds one group of R rows × 32 columns to `acc`.
 template <class W, int R, bool Wide>
-OCTAVO_INLINE void add_group(const uint8_t* header, const uint8_t* group, const uint8_t* quads,
+OCTAVO_INLINE void add_tiles(const uint8_t* header, const uint8_t* group, const uint8_t* quads,
                              F acc[R][2]) {
   OCTAVO_UNROLL(2)
   for (int first = 0; first < 2; first += kTileColumns) {
@@ -236,23 +259,22 @@ OCTAVO_INLINE void add_group(const uint8_t* header, const uint8_t* group, const 
   }
 }
 
-// Whether a group is wide for any of R rows.
-template <int R>
-OCTAVO_INLINE bool any_wide(const uint8_t* quads) {
-  uint64_t flags[(R + 1) / 2] = {};
-  __builtin_memcpy(flags, quads + (32 + 20) * R, 4 * R);
-  return R == 1 ? flags[0] != 0 : (flags[0] | flags[(R + 1) / 2 - 1]) != 0;
+// Adds one group of R rows × 32 columns to `acc`.
+template <class W, int R>
+OCTAVO_INLINE void add_group(const uint8_t* header, const uint8_t* group, const uint8_t* quads,
+                             F acc[R][2]) {
+  if (any_wide<R>(quads)) {
+    add_tiles<W, R, true>(header, group, quads, acc);
+  } else {
+    add_tiles<W, R, false>(header, group, quads, acc);
+  }
 }
 
 // Adds group g of R rows × 32 columns to `acc`.
 template <class W, int R>
 OCTAVO_INLINE void int_group(const uint8_t* panel, const uint8_t* acts, int g, F acc[R][2]) {
   const uint8_t* quads = acts + size_t(g) * 96 * R;
-  if (any_wide<R>(quads)) {
-    add_group<W, R, true>(W::header(panel, g), W::group(panel, g), quads, acc);
-  } else {
-    add_group<W, R, false>(W::header(panel, g), W::group(panel, g), quads, acc);
-  }
+  add_group<W, R>(W::header(panel, g), W::group(panel, g), quads, acc);
 }
 
 // Writes R rows × 32 columns: bias, residual, and narrower last panels.
@@ -293,7 +315,7 @@ static void int_blocks(const PanelGemm& p) {
       for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = f_zero();
       for (; g < p.slice_ends[slice]; ++g) {
         OCTAVO_UNROLL(20)
-        for (int i = 0; i < Lines; ++i) prefetch(ahead + size_t(g) * W::group_bytes + 64 * i);
+        for (int i = 0; i < Lines; ++i) prefetch(ahead + W::offset(g) + 64 * i);
         if constexpr (R == 1) {
           const uint8_t* stream = W::group(p.weights, g) + kStreamAhead;
           OCTAVO_UNROLL(20)
@@ -360,7 +382,7 @@ OCTAVO_INLINE void unpack_groups(const PanelGemm& p, int begin, int end, uint8_t
     Unpacked<W>::unpack(p.weights, g, to);
     OCTAVO_UNROLL(20)
     for (int i = 0; i < W::group_bytes / 64; ++i) {
-      if (p.next) prefetch(p.next + size_t(g) * W::group_bytes + 64 * i);
+      if (p.next) prefetch(p.next + W::offset(g) + 64 * i);
     }
   }
 }
@@ -372,19 +394,15 @@ OCTAVO_INLINE void add_unpacked(const PanelGemm& p, int block, int begin, int en
   const uint8_t* quads = p.acts.ints + size_t(block) * p.acts.int_block_bytes();
   quads += size_t(begin) * 96 * 4;
   for (int g = begin; g < end; ++g, quads += 96 * 4, group += U::group_bytes) {
-    if (any_wide<4>(quads)) {
-      add_group<U, 4, true>(nullptr, group, quads, acc);
-    } else {
-      add_group<U, 4, false>(nullptr, group, quads, acc);
-    }
+    add_group<U, 4>(nullptr, group, quads, acc);
   }
 }
 
 constexpr int kChunkGroups = 16;  // unpacked they stay in the first-level cache
-constexpr int kUnpackBlocks = 2;
 
-// Several blocks of four rows: a few groups at a time are unpacked once for all of them. Worth it
-// where scales and planes take many steps; plain nibbles are as quick to unpack as to read back.
+// kUnpackBlocks and more blocks of four rows: a few groups at a time are unpacked once for all of
+// them. Worth it where scales and planes take many steps; plain nibbles are as quick to unpack as to
+// read back.
 template <class W>
 static void int_chunks(const PanelGemm& p) {
   using U = Unpacked<W>;

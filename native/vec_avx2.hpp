@@ -158,6 +158,8 @@ OCTAVO_INLINE I i_dot4(I acc, I weights, int32_t acts) {
 
 // Sixteen registers hold four rows of one column, not of both.
 constexpr int kTileColumns = 1;
+// From how many blocks of four rows on K-quants are unpacked once for all of them.
+constexpr int kUnpackBlocks = 2;
 // Pairs of products are summed in 16 bits as long as they fit: (2^Bits - 1) · 128 · 2 · quads.
 template <int Bits>
 constexpr int kRunQuads = Bits <= 4 ? 8 : Bits == 5 ? 4 : Bits == 6 ? 2 : 8;

@@ -155,6 +155,8 @@ OCTAVO_INLINE I i_dot4(I acc, I weights, int32_t acts) {
 }
 // How many of a panel's two columns a tile of four rows holds in registers.
 constexpr int kTileColumns = 2;
+// From how many blocks of four rows on K-quants are unpacked once for all of them.
+constexpr int kUnpackBlocks = 2;
 // A run of quads whose products may be summed before they are added to the 32-bit sums.
 template <int Bits>
 constexpr int kRunQuads = 8;
