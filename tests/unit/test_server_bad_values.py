@@ -70,7 +70,7 @@ def test_an_integer_is_told_from_what_is_none(play: Any) -> None:
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-         "messages[0].content[0]"),
+         "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]},
          "messages[0].tool_calls"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),

@@ -86,7 +86,11 @@ def test_it_is_the_chat_of_the_same_messages(play: Any) -> None:
 
 def test_the_billing_header_does_not_part_prompts(play: Any) -> None:
     async def test(here: Served) -> None:
-        rest = {"type": "text", "text": "You are brief. " * 20, "cache_control": {"type": "e"}}
+        rest = {
+            "type": "text",
+            "text": "You are brief. " * 20,
+            "cache_control": {"type": "ephemeral"},
+        }
 
         async def ask(number: int) -> httpx.Response:
             billing = {"type": "text", "text": f"x-anthropic-billing-header: n={number};"}
@@ -299,29 +303,29 @@ TEXT = {"type": "text", "text": "x"}
         ({"stop_sequences": ["x"] * 99}, "stop_sequences has 99 entries; the limit is 16"),
         ({"stop_sequences": [""]}, "stop_sequences strings must be non-empty"),
         ({"stop_sequences": [1]}, "stop_sequences must be"),
-        ({"messages": []}, "messages must be"),
+        ({"messages": []}, "messages must not be empty"),
         ({"messages": [1]}, "messages[0] must be"),
         ({"messages": HELLO * 5000}, "messages has 5000 entries; the limit is 4096"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": [], "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-         "messages[0].content[0] must be a block of type text or tool_result"),
+         "messages[0].content[0].type must be one of text, tool_result, not"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]},
          "messages[0].content[0].text"),
         ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages[0].name"),
         ({"messages": [{"role": "user", "content": [{**TEXT, "citations": [1]}]}]},
          "messages[0].content[0].citations"),
         ({"system": 5}, "system must be"),
-        (said("user", type="tool_use"), "messages[1].content[0] must be a block of type text or"),
-        (said("assistant", type="redacted_thinking"), "must be a block of type text or thinking"),
+        (said("user", type="tool_use"), 'type must be one of text, tool_result, not "tool_use"'),
+        (said("assistant", type="redacted_thinking"), "must be one of text, thinking, tool_use"),
         (said("assistant", type="thinking"), "messages[1].content[0].thinking"),
         (said("assistant", type="tool_use", id="t", name="f"), "messages[1].content[0].input"),
         (said("assistant", type="tool_use", id="t", name="f", input={}), "the last message calls"),
-        (said("assistant", type="tool_use", id="", name="f", input={}), "the last message calls"),
+        (said("assistant", type="tool_use", id="", name="f", input={}), "must not be empty"),
         (said("user", type="tool_result"), "messages[1].content[0].tool_use_id"),
         (said("user", type="tool_result", tool_use_id="t", content=[{"type": "image"}]),
-         "messages[1].content[0].content[0] must be a block of type text"),
+         "messages[1].content[0].content[0].type must be text, not"),
         (said("user", type="tool_result", tool_use_id="t", is_error=1), "is_error"),
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools[0].type"),
         ({"thinking": {"type": "on"}}, "thinking.type"),

@@ -120,7 +120,7 @@ def test_questions_on_one_state(play: Any, state: Any) -> None:
         ({"questions": [{"labels": ["a"]}]}, "questions[0].question"),
         ({"questions": [*QUESTIONS, {"question": "?"}]}, "questions[1].labels"),
         ({"questions": [{"question": "?", "labels": ["a", "a"]}]}, "questions[0].labels"),
-        ({"questions": [{"question": "?", "labels": ["a", ""]}]}, "questions[0].labels"),
+        ({"questions": [{"question": "?", "labels": ["a", ""]}]}, "questions[0].labels[1]"),
         ({"questions": [{"question": "?", "labels": [f"{i}" for i in range(70)]}]},
          "questions[0].labels"),
         ({"questions": [{"question": "?", "labels": ["a b c " * 99]}]}, "questions[0].labels"),

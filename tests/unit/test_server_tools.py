@@ -77,7 +77,7 @@ def test_what_binds_the_answer() -> None:
         # The word that stands for a function by name inside.
         ({"tools": [function()], "tool_choice": "named"}, "tool_choice"),
         ({"tools": [function()], "tool_choice": function("g")}, "tool_choice"),
-        ({"tools": [function()], "tool_choice": {"type": "mcp"}}, "tool_choice"),
+        ({"tools": [function()], "tool_choice": {"type": "mcp"}}, "tool_choice.type"),
         ({"tools": [function()], "parallel_tool_calls": 1}, "parallel_tool_calls"),
     ],
 )
@@ -122,7 +122,7 @@ def test_allowed_tools_are_as_if_there_were_no_others(dialect: ToolDialect, mode
         ({"type": "allowed_tools"}, "tool_choice.allowed_tools"),
         (
             {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": ["f"]}},
-            "tool_choice.allowed_tools.tools[0].type",
+            "tool_choice.allowed_tools.tools[0]",
         ),
         (
             {
@@ -258,7 +258,8 @@ def test_a_function_may_have_the_name_of_a_choice() -> None:
         (MESSAGES_TOOLS, {"tools": [{"name": "f", "input_schema": 1}]}, "tools[0].input_schema"),
         (MESSAGES_TOOLS, {"tools": [{"name": "f", "parameters": {}}]}, "tools[0].parameters"),
         (MESSAGES_TOOLS, {"tools": [{"name": "f"}], "tool_choice": "any"}, "tool_choice"),
-        (MESSAGES_TOOLS, {"tools": [{"name": "f"}], "tool_choice": {"type": []}}, "tool_choice"),
+        (MESSAGES_TOOLS, {"tools": [{"name": "f"}], "tool_choice": {"type": []}},
+         "tool_choice.type"),
         (MESSAGES_TOOLS, {"tools": [{"name": "f"}],
                           "tool_choice": {"type": "auto", "name": "f"}}, "tool_choice.name"),
         (MESSAGES_TOOLS, {"tools": [{"name": "f"}],
@@ -267,7 +268,7 @@ def test_a_function_may_have_the_name_of_a_choice() -> None:
                            "tool_choice": {"type": "function", "name": "f", "x": 1}},
          "tool_choice.x"),
         (RESPONSES_TOOLS, {"tools": [{"type": "function", "name": "f"}],
-                           "tool_choice": {"type": "web_search"}}, "tool_choice"),
+                           "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
     ],
 )  # fmt: skip
 def test_refused_in_its_own_words(dialect: Any, body: dict, param: str) -> None:

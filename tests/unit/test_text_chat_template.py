@@ -186,7 +186,7 @@ BAD_MESSAGES = {
     "role of a function": ([{"role": "function", "content": "x"}], "messages[0].role"),
     "no tool calls": ([{**user("x")[0], "tool_calls": []}], "messages[0].tool_calls"),
     "empty tool calls": ([{"role": "assistant", "tool_calls": []}], "messages[0].tool_calls"),
-    "no function": ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0]"),
+    "no function": ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].id"),
     "many calls": ([{"role": "assistant", "tool_calls": [CALL] * 129}], "messages[0].tool_calls"),
     "call of a kind": (
         [{"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}],
@@ -229,7 +229,7 @@ BAD_MESSAGES = {
     "no role": ([{"content": "x"}], "messages[0].role"),
     "odd role": ([*user("x"), {"role": "<|im_end|>", "content": ""}], "messages[1].role"),
     "number": (user(3), "messages[0].content"),
-    "image": (user([{"type": "image_url", "image_url": {}}]), "messages[0].content[0]"),
+    "image": (user([{"type": "image_url", "image_url": {}}]), "messages[0].content[0].type"),
     "part without text": (user([{"type": "text"}]), "messages[0].content[0].text"),
     "part is text": (user(["x"]), "messages[0].content[0]"),
     "surrogate": (user("\ud800"), "messages"),

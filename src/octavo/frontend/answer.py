@@ -7,12 +7,10 @@ Each protocol renders the same pieces in its own way; no cut of the stream chang
 
 from __future__ import annotations
 
-import json
 import uuid
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from octavo.core.grammar import Grammar
 from octavo.frontend.outputs import BranchDelta
@@ -191,12 +189,3 @@ def answer_message(pieces: Iterable[Piece]) -> dict[str, object]:
 def new_id(prefix: str) -> str:
     """An id that no other object has."""
     return f"{prefix}_{uuid.uuid4().hex[:24]}"
-
-
-def json_object(text: str) -> dict[str, Any] | None:
-    """A JSON object; None where the text is none."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None

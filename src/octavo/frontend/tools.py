@@ -9,39 +9,98 @@ Inside, a function is told of as in chat.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final, cast
 
 from octavo.core.grammar import Grammar
-from octavo.text.members import refuse_others, wrong
+from octavo.text.members import wrong
+from octavo.text.shape_check import check_shape
+from octavo.text.shapes import (
+    ANY,
+    BOOLEAN,
+    Shape,
+    component,
+    either,
+    ignored,
+    integer,
+    listing,
+    number,
+    over,
+    record,
+    ref,
+    table,
+    text,
+    word,
+)
 from octavo.text.tool_formats import MAX_PARALLEL_CALLS, Tool, ToolFormat
 from octavo.text.tool_parser import ToolParser
 
 MAX_TOOLS = 128
-_WORDS = ("none", "auto", "required")
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 # One of the words, with the names of those that are allowed, none for all; or named, with the one
-# name. An empty word where it is none of them.
+# name.
 Choice = tuple[str, tuple[str, ...]]
+
+# -- shapes ----------------------------------------------------------------------------------
+
+_NAME: Final = text(
+    pattern="^[A-Za-z0-9_.-]{1,64}$", said="1 to 64 letters, digits, underscores, dots or dashes"
+)
+_SUBSCHEMA: Final = either(ref("JsonSchema"), BOOLEAN)
+_TYPE: Final = word("null", "boolean", "object", "array", "number", "string", "integer")
+_KEYWORDS: Final[tuple[tuple[Shape, tuple[str, ...]], ...]] = (
+    (_SUBSCHEMA, ("not", "if", "then", "else", "contains", "propertyNames", "additionalProperties",
+                  "additionalItems", "unevaluatedItems", "unevaluatedProperties")),
+    (table(_SUBSCHEMA), ("properties", "patternProperties", "dependentSchemas", "$defs",
+                         "definitions")),
+    (listing(_SUBSCHEMA, 1), ("anyOf", "allOf", "oneOf", "prefixItems")),
+    (number(), ("minimum", "maximum")),
+    (either(number(), BOOLEAN), ("exclusiveMinimum", "exclusiveMaximum")),
+    (integer(0), ("minLength", "maxLength", "minItems", "maxItems", "minProperties",
+                  "maxProperties", "minContains", "maxContains")),
+    (text(), ("title", "description", "format", "pattern", "$ref", "$id", "$schema", "$anchor",
+              "$comment", "contentEncoding", "contentMediaType")),
+    (BOOLEAN, ("uniqueItems", "deprecated", "readOnly", "writeOnly")),
+    (either(_SUBSCHEMA, listing(_SUBSCHEMA)), ("items",)),
+    (either(_TYPE, listing(_TYPE, 1)), ("type",)),
+    (over(0), ("multipleOf",)), (listing(text()), ("required",)), (listing(ANY), ("enum",)),
+    (table(listing(text())), ("dependentRequired",)), (listing(ANY), ("examples",)),
+)  # fmt: skip
+# A JSON schema of the standard's own words (2020-12, and its forerunners'); others say nothing.
+JSON_SCHEMA: Final = component(
+    "JsonSchema",
+    {"type": "object", "properties": {key: shape for shape, keys in _KEYWORDS for key in keys}},
+)
+_TOLD: Final[dict[str, Shape]] = {"description": text(), "strict": ignored(BOOLEAN)}
+CACHE_CONTROL: Final = record(
+    {"type": word("ephemeral")}, {"ttl": word("5m", "1h"), "scope": text()}
+)
+_FUNCTION: Final = word("function")
+_MODE: Final = word("none", "auto", "required")
+_PARALLEL: Final[dict[str, Shape]] = {"disable_parallel_tool_use": BOOLEAN}
+
+
+def _openai_choice_shape(named: Shape, *, inside: str) -> Shape:
+    allowed: dict[str, Shape] = {
+        "mode": word("auto", "required"), "tools": listing(named, 1, MAX_TOOLS)
+    }  # fmt: skip
+    members = {inside: record(allowed)} if inside else allowed
+    return either(_MODE, named, record({"type": word("allowed_tools"), **members}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDialect:
     """How a protocol spells functions: ``inside`` the member of a tool that holds one, or the tool.
 
-    ``kinds`` are the types of tools that are functions; ``labels`` say nothing to a model. A choice
-    may be a word where it ``takes_words``.
+    ``tool`` and ``choice`` are the shapes of one and of ``tool_choice``.
     """
 
-    read_choice: Callable[[Mapping[str, object], ToolDialect], Choice]
-    takes_words: bool = True
+    tool: Shape
+    choice: Shape
+    read_choice: Callable[[Mapping[str, Any], str], Choice]
     inside: str = ""
     parameters: str = "parameters"
-    kinds: tuple[str | None, ...] = ("function",)
-    labels: frozenset[str] = frozenset({"strict"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +140,8 @@ def choose_tools(
     Raises:
         InvalidRequestError: naming the tool or choice and what is wrong with it.
     """
-    given = [_tool(tool, f"tools[{i}]", dialect) for i, tool in enumerate(_list(tools))]
+    check_shape(tools if tools is not None else [], listing(dialect.tool, high=MAX_TOOLS), "tools")
+    given = [_tool(tool, dialect) for tool in cast("Sequence[Any]", tools or ())]
     mode, names = _choice(choice, [tool["function"]["name"] for tool in given], dialect)
     chosen = [tool for tool in given if not names or tool["function"]["name"] in names]
     if mode == "none" or not given:
@@ -97,54 +157,15 @@ def choose_tools(
     return ToolUse(family=family, tools=told, parallel=parallel, grammar=grammar)
 
 
-def _list(tools: object) -> list[object]:
-    if tools is None:
-        return []
-    if not isinstance(tools, list):
-        raise wrong("tools", "must be a list")
-    if len(tools) > MAX_TOOLS:
-        raise wrong("tools", f"has {len(tools)} entries; the limit is {MAX_TOOLS}")
-    return tools
-
-
-def _tool(tool: object, where: str, dialect: ToolDialect) -> Tool:
-    if not isinstance(tool, Mapping) or tool.get("type") not in dialect.kinds:
-        raise wrong(f"{where}.type", f"must be {dialect.kinds[0]}; other tools are not run here")
-    known = {"name", "description", dialect.parameters} | dialect.labels
-    function, where = _inside(tool, dialect.inside, known, where=where)
-    told: dict[str, object] = {"name": _name(function, where)}
-    for key, kind in (("description", str), (dialect.parameters, dict)):
-        value = function.get(key)
-        if value is not None and not isinstance(value, kind):
-            word = "a string" if kind is str else "a JSON schema, an object"
-            raise wrong(f"{where}.{key}", f"must be {word}")
-        if value is not None:
-            told["description" if kind is str else "parameters"] = value
+def _tool(tool: Mapping[str, Any], dialect: ToolDialect) -> Tool:
+    function = tool[dialect.inside] if dialect.inside else tool
+    members = {
+        "name": function["name"],
+        "description": function.get("description"),
+        "parameters": function.get(dialect.parameters),
+    }
+    told = {key: value for key, value in members.items() if value is not None}
     return {"type": "function", "function": told}
-
-
-def _name(function: Mapping[str, object], where: str) -> str:
-    name = function.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise wrong(f"{where}.name", "must have 1 to 64 letters, digits, _, . or -")
-    return name
-
-
-def _inside(
-    value: Mapping[str, object], key: str, known: Set[str], *, where: str
-) -> tuple[Mapping[str, object], str]:
-    """The object under ``key``, beside a type, or ``value`` itself without one, and its place.
-
-    Only ``known`` members may stand in it.
-    """
-    held: object = value
-    if key:
-        refuse_others(value, ("type", key), where)
-        held, where = value.get(key), f"{where}.{key}"
-    if not isinstance(held, Mapping):
-        raise wrong(where, "must be an object")
-    refuse_others(held, known if key else known | {"type"}, where)
-    return held, where
 
 
 def _choice(choice: object, names: Sequence[str], dialect: ToolDialect) -> Choice:
@@ -152,15 +173,11 @@ def _choice(choice: object, names: Sequence[str], dialect: ToolDialect) -> Choic
         raise wrong("tools", "name a function twice")
     if choice is None:
         return "auto" if names else "none", ()
-    mode, chosen = "", tuple[str, ...]()
-    if isinstance(choice, Mapping):
-        mode, chosen = dialect.read_choice(choice, dialect)
-    elif isinstance(choice, str) and dialect.takes_words and choice in _WORDS:
-        mode = choice
-    if not mode:
-        raise wrong(
-            "tool_choice", "must be none, auto, required (any), a function by name or allowed_tools"
-        )
+    check_shape(choice, dialect.choice, "tool_choice")
+    if isinstance(choice, str):
+        mode, chosen = choice, tuple[str, ...]()
+    else:
+        mode, chosen = dialect.read_choice(cast("Mapping[str, Any]", choice), dialect.inside)
     if mode in ("required", "named") and not names:
         raise wrong("tool_choice", "needs tools")
     if not set(chosen) <= set(names):
@@ -171,45 +188,52 @@ def _choice(choice: object, names: Sequence[str], dialect: ToolDialect) -> Choic
 # -- the protocols' spellings of a choice ----------------------------------------------------
 
 
-def _openai_choice(choice: Mapping[str, object], dialect: ToolDialect) -> Choice:
-    if choice.get("type") == "function":
-        return "named", (_reference(choice, dialect, "tool_choice"),)
-    if choice.get("type") != "allowed_tools":
-        return "", ()
-    key = "allowed_tools" if dialect.inside else ""
-    allowed, where = _inside(choice, key, {"mode", "tools"}, where="tool_choice")
-    mode, tools = allowed.get("mode"), allowed.get("tools")
-    if mode not in ("auto", "required"):
-        raise wrong(f"{where}.mode", "must be auto or required")
-    if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
-        raise wrong(f"{where}.tools", f"must be a list of 1 to {MAX_TOOLS} functions")
-    names = (_reference(tool, dialect, f"{where}.tools[{i}]") for i, tool in enumerate(tools))
-    return str(mode), tuple(names)
+def _openai_choice(choice: Mapping[str, Any], inside: str) -> Choice:
+    def name(tool: Mapping[str, Any]) -> str:
+        return str((tool[inside] if inside else tool)["name"])
+
+    if choice["type"] == "function":
+        return "named", (name(choice),)
+    allowed = choice["allowed_tools"] if inside else choice
+    return str(allowed["mode"]), tuple(map(name, allowed["tools"]))
 
 
-def _reference(value: object, dialect: ToolDialect, where: str) -> str:
-    """The name of a function that is spelled like a tool, but for its description."""
-    if not isinstance(value, Mapping) or value.get("type") != "function":
-        raise wrong(f"{where}.type", "must be function")
-    return _name(*_inside(value, dialect.inside, {"name"}, where=where))
+def _messages_choice(choice: Mapping[str, Any], _inside: str) -> Choice:
+    if choice["type"] == "tool":
+        return "named", (str(choice["name"]),)
+    return {"auto": "auto", "any": "required", "none": "none"}[choice["type"]], ()
 
 
-def _messages_choice(choice: Mapping[str, object], _dialect: ToolDialect) -> Choice:
-    kind = choice.get("type")
-    names = {"name"} if kind == "tool" else set()
-    refuse_others(choice, {"type", "disable_parallel_tool_use"} | names, "tool_choice")
-    if kind == "tool":
-        return "named", (_name(choice, "tool_choice"),)
-    words = {"auto": "auto", "any": "required", "none": "none"}
-    return words.get(kind, "") if isinstance(kind, str) else "", ()
-
-
-CHAT_TOOLS: Final = ToolDialect(read_choice=_openai_choice, inside="function")
-RESPONSES_TOOLS: Final = ToolDialect(read_choice=_openai_choice)
-MESSAGES_TOOLS: Final = ToolDialect(
-    read_choice=_messages_choice,
-    takes_words=False,
-    parameters="input_schema",
-    kinds=("custom", None),
-    labels=frozenset({"strict", "cache_control", "eager_input_streaming"}),
+_NAMED: Final = record({"type": _FUNCTION, "function": record({"name": _NAME})})
+_NAMED_FLAT: Final = record({"type": _FUNCTION, "name": _NAME})
+CHAT_TOOLS: Final = ToolDialect(
+    tool=record(
+        {
+            "type": _FUNCTION,
+            "function": record({"name": _NAME}, {**_TOLD, "parameters": JSON_SCHEMA}),
+        }
+    ),
+    choice=_openai_choice_shape(_NAMED, inside="allowed_tools"),
+    read_choice=_openai_choice,
+    inside="function",
 )
+RESPONSES_TOOLS: Final = ToolDialect(
+    tool=record({"type": _FUNCTION, "name": _NAME}, {**_TOLD, "parameters": JSON_SCHEMA}),
+    choice=_openai_choice_shape(_NAMED_FLAT, inside=""),
+    read_choice=_openai_choice,
+)
+MESSAGES_TOOLS: Final = ToolDialect(
+    tool=record(
+        {"name": _NAME},
+        {
+            **_TOLD, "type": word("custom"), "input_schema": JSON_SCHEMA,
+            "cache_control": ignored(CACHE_CONTROL), "eager_input_streaming": ignored(BOOLEAN),
+        },
+    ),
+    choice=either(
+        record({"type": word("none", "auto", "any")}, _PARALLEL),
+        record({"type": word("tool"), "name": _NAME}, _PARALLEL),
+    ),
+    read_choice=_messages_choice,
+    parameters="input_schema",
+)  # fmt: skip

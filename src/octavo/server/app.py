@@ -14,8 +14,8 @@ from octavo.server.edge import Edge, RejectedError
 from octavo.server.openapi import openapi_document
 from octavo.server.operations import OPERATIONS, Operation
 from octavo.server.replies import Exchange, encode_json, send_bytes
-from octavo.server.shapes import OBJECT
 from octavo.server.state import ServerState
+from octavo.text.shapes import OBJECT
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,12 @@ from octavo.server.field_check import check_fields
 from octavo.server.generation import Choice, Generation, collect
 from octavo.server.json_body import parse_json_object
 from octavo.server.replies import Exchange, ignored_header, send_json
+from octavo.server.request_shapes import STREAM_OPTIONS
 from octavo.server.service import read_service
 from octavo.server.sse import Framing, send_events
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody
-from octavo.text.members import refuse_others, wrong
+from octavo.text.members import wrong
 
 _Result = TypeVar("_Result")
 
@@ -134,9 +135,7 @@ def read_stream_options(body: TypedBody) -> tuple[bool, bool]:
         InvalidRequestError: options without streaming, or an unknown one.
     """
     stream = body.boolean("stream")
-    options = body.mapping("stream_options")
+    options = body.shaped("stream_options", STREAM_OPTIONS)
     if options and not stream:
         raise wrong("stream_options", "needs stream: true")
-    refuse_others(options, ("include_usage",), "stream_options")
-    name = "stream_options.include_usage"
-    return stream, TypedBody({name: options.get("include_usage")}).boolean(name)
+    return stream, options.get("include_usage") is True

@@ -59,8 +59,7 @@ def _parallel(body: TypedBody) -> bool:
     """Messages says it, the other way round, in the choice."""
     choice = body.raw("tool_choice")
     if isinstance(choice, Mapping) and "disable_parallel_tool_use" in choice:
-        inside = TypedBody({"tool_choice": choice["disable_parallel_tool_use"]})
-        return not inside.boolean("tool_choice")
+        return choice["disable_parallel_tool_use"] is not True
     return body.boolean_or("parallel_tool_calls", True)
 
 

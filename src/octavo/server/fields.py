@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from octavo.core import sampling_params as limits
 from octavo.core.request import PRIORITIES
+from octavo.frontend import tools
 from octavo.server import request_shapes as shapes
 from octavo.server.endpoints import (
     ALL,
@@ -32,8 +33,7 @@ from octavo.server.endpoints import (
     TOKENIZE,
     Endpoint,
 )
-from octavo.server.reasoning_effort import EFFORTS
-from octavo.server.shapes import ANY, BOOLEAN, Shape, integer, number, over, text, word
+from octavo.text.shapes import ANY, BOOLEAN, Shape, integer, number, over, text, word
 
 
 class Treatment(StrEnum):
@@ -328,7 +328,7 @@ FIELDS = (
         at=TEMPLATE,
     ),
     _honoured(
-        "tool_choice", shapes.CHAT_CHOICE,
+        "tool_choice", tools.CHAT_TOOLS.choice,
         "none (the model is told of no function), auto, required, or a function by name, which "
         "binds the answer; allowed_tools: as if there were no others", at=TEMPLATE,
     ),
@@ -342,7 +342,7 @@ FIELDS = (
         "defines are refused; else as in chat", at=ANTHROPIC,
     ),
     _honoured(
-        "tool_choice", shapes.MESSAGES_CHOICE,
+        "tool_choice", tools.MESSAGES_TOOLS.choice,
         "type none (the model is told of no function), auto, any, or tool with a name, which "
         "binds the answer; disable_parallel_tool_use: later calls stay text", at=ANTHROPIC,
     ),
@@ -352,7 +352,7 @@ FIELDS = (
         "and named as ignored", at=INPUT,
     ),
     _honoured(
-        "tool_choice", shapes.RESPONSES_CHOICE,
+        "tool_choice", tools.RESPONSES_TOOLS.choice,
         "none, auto, required, or type function with a name, which binds the answer; "
         "allowed_tools: as in chat", at=INPUT,
     ),
@@ -379,7 +379,7 @@ FIELDS = (
     _refused("audio", "only text is supported", CHAT),
     _refused("prediction", "predicted outputs are not supported", CHAT),
     _honoured(
-        "reasoning_effort", word(*EFFORTS),
+        "reasoning_effort", word(*shapes.EFFORTS),
         "sets enable_thinking, thinking and reasoning_effort of the model's template, which may "
         "read them; where it reads none, the field is ignored, and named so", at=TEMPLATE,
     ),

@@ -19,7 +19,7 @@ from octavo.core.request import FinishReason
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import OctavoError
 from octavo.frontend import BranchDelta, RequestOutput, Usage
-from octavo.frontend.answer import Part, Parts, json_object
+from octavo.frontend.answer import Part, Parts
 from octavo.frontend.conversation import settle
 from octavo.server.call import Call, answer, read_body, read_call, read_values
 from octavo.server.dialects import ANTHROPIC
@@ -33,6 +33,7 @@ from octavo.server.sse import named_event
 from octavo.server.state import ServerState
 from octavo.server.structured import read_grammar
 from octavo.text.members import wrong
+from octavo.text.messages import json_object
 
 
 async def messages(state: ServerState, http: Exchange) -> None:

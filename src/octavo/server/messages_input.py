@@ -7,20 +7,22 @@ system      text
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from octavo.errors import InvalidRequestError
 from octavo.frontend.conversation import Conversation
 from octavo.frontend.tools import MESSAGES_TOOLS
 from octavo.server.conversation import read_tools
-from octavo.server.prompts import MAX_MESSAGES
 from octavo.server.reasoning_effort import effort_variables, read_effort
-from octavo.server.typed_body import TypedBody, check_length
+from octavo.server.request_shapes import MESSAGES, SYSTEM
+from octavo.server.typed_body import TypedBody
 from octavo.text import ChatTemplate, Message
-from octavo.text.members import refuse_others, wrong
+from octavo.text.messages import CallIds, text_of
+from octavo.text.shape_check import check_shape
+from octavo.text.shapes import optional
 
-ROLES = ("user", "assistant", "system")
 # Changes with every request of some clients, and would part prompts that are otherwise the same.
 BILLING_HEADER = "x-anthropic-billing-header"
 
@@ -33,16 +35,13 @@ def read_conversation(body: TypedBody, template: ChatTemplate) -> tuple[Conversa
     Raises:
         InvalidRequestError: naming the message or block and what is wrong with it.
     """
-    dropped: list[str] = []
-    found: list[Message] = []
-    if text := _system(body.raw("system"), dropped):
-        found.append({"role": "system", "content": text})
-    entries = body.raw("messages")
-    if not isinstance(entries, list) or not entries:
-        raise wrong("messages", "must be a non-empty list")
-    check_length(entries, "messages", MAX_MESSAGES)
+    entries, system = cast("Any", body.raw("messages")), body.raw("system")
+    check_shape(entries, MESSAGES, "messages")
+    check_shape(system, optional(SYSTEM), "system")
+    read = _Reading()
+    found = [{"role": "system", "content": text}] if (text := read.system(system)) else []
     for i, entry in enumerate(entries):
-        found += _messages(entry, f"messages[{i}]", dropped)
+        found += read.messages(entry, f"messages[{i}].content")
     if "tool_calls" in found[-1]:
         raise InvalidRequestError(
             "the last message calls tools; send their results after it", param="messages"
@@ -54,43 +53,68 @@ def read_conversation(body: TypedBody, template: ChatTemplate) -> tuple[Conversa
         variables=variables,
         tools=read_tools(body, template.tool_format, MESSAGES_TOOLS),
     )
-    return conversation, sorted({*dropped, *ignored})
+    return conversation, sorted({*read.dropped, *ignored})
 
 
-def _system(system: object, dropped: list[str]) -> str:
-    if system is None:
-        return ""
-    if isinstance(system, list):
-        kept = [block for block in system if not _is_billing(block)]
-        if len(kept) < len(system):
-            dropped.append(f"system.{BILLING_HEADER}")
-        return _texts(kept, "system", dropped) if kept else ""
-    return _texts(system, "system", dropped)
+def _is_billing(block: Block) -> bool:
+    return str(block["text"]).startswith(BILLING_HEADER)
 
 
-def _is_billing(block: object) -> bool:
-    text = block.get("text") if isinstance(block, Mapping) else None
-    return isinstance(text, str) and text.startswith(BILLING_HEADER)
+class _Reading:
+    """What is read of one body. ``dropped`` are the names of what was left out or ignored."""
 
+    def __init__(self) -> None:
+        self.dropped: set[str] = set()
+        self._ids = CallIds()
 
-def _messages(entry: object, where: str, dropped: list[str]) -> list[Message]:
-    if not isinstance(entry, Mapping):
-        raise wrong(where, "must be an object")
-    role = entry.get("role")
-    if role not in ROLES:
-        raise wrong(f"{where}.role", f"must be one of {', '.join(ROLES)}")
-    refuse_others(entry, ("role", "content"), where)
-    content, where = entry.get("content"), f"{where}.content"
-    if isinstance(content, str):
-        return [{"role": role, "content": content}]
-    found: list[Message] = []
-    for i, block in enumerate(_list(content, where)):
-        _add_block(found, role, _read_block(block, role, f"{where}[{i}]", dropped=dropped))
-    for message in found:
-        for key in ("content", "reasoning_content"):
-            if isinstance(message.get(key), list):
-                message[key] = "\n".join(message[key])
-    return found
+    def system(self, system: Any) -> str:  # noqa: ANN401 - of its shape
+        """The text for the system, without what changes from request to request."""
+        kept = system or ""
+        if isinstance(system, list):
+            kept = [block for block in system if not _is_billing(block)]
+            if len(kept) < len(system):
+                self.dropped.add(f"system.{BILLING_HEADER}")
+        return self._texts(kept)
+
+    def messages(self, entry: Mapping[str, Any], where: str) -> list[Message]:
+        """An entry's messages, of which the content stands at ``where``."""
+        role, content = entry["role"], entry["content"]
+        if isinstance(content, str):
+            return [{"role": role, "content": content}]
+        found: list[Message] = []
+        for i, block in enumerate(content):
+            _add_block(found, role, self._block(block, f"{where}[{i}]"))
+        for message in found:
+            for key in ("content", "reasoning_content"):
+                if isinstance(message.get(key), list):
+                    message[key] = "\n".join(message[key])
+        return found
+
+    def _block(self, block: Block, where: str) -> Message:
+        """The part that a block adds to its message, or a message."""
+        self._label(block)
+        if block["type"] == "text":
+            return {"content": block["text"]}
+        if block["type"] == "thinking":
+            return {"reasoning_content": block["thinking"]}
+        if block["type"] == "tool_use":
+            self._ids.called(block["id"], f"{where}.id")
+            function = {"name": block["name"], "arguments": json.dumps(block["input"])}
+            return {"tool_calls": {"id": block["id"], "type": "function", "function": function}}
+        self._ids.answered(block["tool_use_id"], f"{where}.tool_use_id")
+        text = self._texts(block.get("content") or "")
+        if block.get("is_error"):
+            text = f"Error: {text}"
+        return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": text}
+
+    def _texts(self, content: str | Sequence[Block]) -> str:
+        for block in content:
+            if not isinstance(block, str):
+                self._label(block)
+        return text_of(content)
+
+    def _label(self, block: Block) -> None:
+        self.dropped |= {"cache_control"} & block.keys()
 
 
 def _add_block(found: list[Message], role: str, part: Message) -> None:
@@ -102,87 +126,3 @@ def _add_block(found: list[Message], role: str, part: Message) -> None:
         found.append({"role": role, "content": []})
     for key, value in part.items():
         found[-1].setdefault(key, []).append(value)
-
-
-def _list(content: object, where: str) -> list[object]:
-    if not isinstance(content, list) or not content:
-        raise wrong(where, "must be a string or a non-empty list of blocks")
-    return content
-
-
-def _texts(content: object, where: str, dropped: list[str]) -> str:
-    """A text, or text blocks joined by line ends."""
-    if isinstance(content, str):
-        return content
-    blocks = _list(content, where)
-    parts = [
-        _read_block(b, "system", f"{where}[{i}]", dropped=dropped) for i, b in enumerate(blocks)
-    ]
-    return "\n".join(part["content"] for part in parts)
-
-
-# -- blocks: each the part that it adds to its message, or a message ----------------------------
-
-
-def _read_block(block: object, role: str, where: str, *, dropped: list[str]) -> Message:
-    kind = block.get("type") if isinstance(block, Mapping) else None
-    if not isinstance(block, Mapping) or not isinstance(kind, str) or kind not in _BLOCKS[role]:
-        allowed = " or ".join(_BLOCKS[role])
-        raise wrong(where, f"must be a block of type {allowed}")
-    read, known = _BLOCKS[role][kind]
-    refuse_others(block, known | {"cache_control"}, where, unless_empty=True)
-    dropped += {"cache_control"} & block.keys()
-    return read(block, where, dropped)
-
-
-def _text(block: Block, where: str, _dropped: list[str]) -> Message:
-    return {"content": _string(block, "text", where)}
-
-
-def _thinking(block: Block, where: str, _dropped: list[str]) -> Message:
-    return {"reasoning_content": _string(block, "thinking", where)}
-
-
-def _tool_use(block: Block, where: str, _dropped: list[str]) -> Message:
-    if not isinstance(block.get("input"), dict):
-        raise wrong(f"{where}.input", "must be an object")
-    function = {"name": _string(block, "name", where), "arguments": block["input"]}
-    call = {"id": _string(block, "id", where), "type": "function", "function": function}
-    return {"tool_calls": call}
-
-
-def _tool_result(block: Block, where: str, dropped: list[str]) -> Message:
-    content = block.get("content")
-    text = "" if content in (None, []) else _texts(content, f"{where}.content", dropped)
-    if TypedBody({f"{where}.is_error": block.get("is_error")}).boolean(f"{where}.is_error"):
-        text = f"Error: {text}"
-    return {
-        "role": "tool",
-        "tool_call_id": _string(block, "tool_use_id", where),
-        "content": text,
-    }
-
-
-def _string(block: Block, key: str, where: str) -> str:
-    value = block.get(key)
-    if not isinstance(value, str):
-        raise wrong(f"{where}.{key}", "must be a string")
-    return value
-
-
-_Reader = tuple[Callable[[Block, str, list[str]], Message], frozenset[str]]
-_TEXT: Final[_Reader] = (_text, frozenset({"type", "text"}))
-_BLOCKS: Final[dict[str, dict[str, _Reader]]] = {
-    "system": {"text": _TEXT},
-    "user": {
-        "text": _TEXT,
-        "tool_result": (
-            _tool_result, frozenset({"type", "tool_use_id", "content", "is_error"})
-        ),
-    },
-    "assistant": {
-        "text": _TEXT,
-        "thinking": (_thinking, frozenset({"type", "thinking", "signature"})),
-        "tool_use": (_tool_use, frozenset({"type", "id", "name", "input", "caller"})),
-    },
-}  # fmt: skip

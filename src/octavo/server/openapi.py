@@ -6,11 +6,12 @@ import re
 from collections.abc import Sequence
 
 from octavo import __version__
-from octavo.server import reply_shapes, request_shapes
+from octavo.server import reply_shapes
 from octavo.server.endpoints import ANTHROPIC, TEXT, TOKENIZE, Endpoint
 from octavo.server.fields import FIELDS, Field, Treatment
 from octavo.server.operations import Operation
-from octavo.server.shapes import NULL, Shape, optional, ref, text
+from octavo.text import shapes
+from octavo.text.shapes import NULL, Shape, optional, ref, text
 
 _Object = dict[str, object]
 _STATUSES = {
@@ -49,7 +50,7 @@ def openapi_document(operations: Sequence[Operation]) -> _Object:
         path = paths.setdefault(operation.path, {})
         path[operation.method.lower()] = _operation(operation)
     bodies = {_body_name(endpoint): _body(endpoint) for endpoint in Endpoint}
-    schemas = {**request_shapes.COMPONENTS, **reply_shapes.COMPONENTS, **bodies}
+    schemas = {**shapes.COMPONENTS, **reply_shapes.COMPONENTS, **bodies}
     said = "A field that is not named here is refused."
     return {
         "openapi": "3.1.0",

@@ -13,10 +13,10 @@ from octavo.server.endpoints import Endpoint
 from octavo.server.messages_api import count_tokens, messages
 from octavo.server.replies import Exchange
 from octavo.server.responses_api import MAX_EVENTS, MAX_PAGE
-from octavo.server.shapes import ANY, OBJECT, Shape, integer, ref, text, word
 from octavo.server.state import ServerState
 from octavo.server.systemone import systemone
 from octavo.server.text_endpoints import apply_template, detokenize, tokenize
+from octavo.text.shapes import ANY, OBJECT, Shape, integer, ref, text, word
 
 Handler = Callable[[ServerState, Exchange], Awaitable[None]]
 

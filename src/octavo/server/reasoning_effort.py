@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from octavo.server.request_shapes import EFFORTS, OUTPUT_CONFIG, REASONING, THINKING
 from octavo.server.typed_body import TypedBody
 from octavo.text import ChatTemplate
-from octavo.text.members import refuse_others, wrong
+from octavo.text.shape_check import check_shape
+from octavo.text.shapes import word
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # Template variables that are true for a model that is to reason.
 _SWITCHES = ("enable_thinking", "thinking")
 _LEVEL = "reasoning_effort"
@@ -41,20 +43,22 @@ def read_effort(body: TypedBody) -> Effort:
     Raises:
         InvalidRequestError: naming the field and what it may be.
     """
-    thinking, reasoning = body.mapping("thinking"), body.mapping("reasoning")
-    config = body.mapping("output_config")
-    if body.raw("thinking") is not None:
+    thinking = body.shaped("thinking", THINKING)
+    reasoning = body.shaped("reasoning", REASONING)
+    config = body.shaped("output_config", OUTPUT_CONFIG)
+    if thinking:
         return _thinking(thinking, config)
     if reasoning:
-        refuse_others(reasoning, ("effort", "summary", "generate_summary", "context"), "reasoning")
-        level = _level(reasoning.get("effort"), "reasoning.effort")
-        asked = [name for name in reasoning if name != "effort" and reasoning[name] is not None]
-        unused = tuple(f"reasoning.{name}" for name in asked)
-        return Effort(level=level, field="reasoning", unused=unused)
-    for value, name in ((body.raw(_LEVEL), _LEVEL), (config.get("effort"), "output_config.effort")):
-        if value is not None:
-            return Effort(level=_level(value, name), field=name)
-    return Effort()
+        return Effort(
+            level=reasoning.get("effort"),
+            field="reasoning",
+            unused=_asked("reasoning", reasoning, but="effort"),
+        )
+    level = body.raw(_LEVEL)
+    if level is not None:
+        check_shape(level, word(*EFFORTS), _LEVEL)
+        return Effort(level=str(level), field=_LEVEL)
+    return Effort(level=config.get("effort"), field="output_config.effort")
 
 
 def effort_variables(effort: Effort, template: ChatTemplate) -> tuple[dict[str, object], list[str]]:
@@ -70,23 +74,15 @@ def effort_variables(effort: Effort, template: ChatTemplate) -> tuple[dict[str, 
     return found, ignored if found else [effort.field, *ignored]
 
 
-def _thinking(thinking: Mapping[str, object], config: Mapping[str, object]) -> Effort:
-    refuse_others(thinking, ("type", "budget_tokens", "display"), "thinking")
-    kind = thinking.get("type")
-    if kind not in ("enabled", "adaptive", "disabled"):
-        raise wrong("thinking.type", "must be enabled, adaptive or disabled")
-    budget = TypedBody({"thinking.budget_tokens": thinking.get("budget_tokens")})
-    budget.integer("thinking.budget_tokens")
-    asked = [name for name in ("budget_tokens", "display") if thinking.get(name) is not None]
-    level = _level(config.get("effort"), "output_config.effort") or "medium"
+def _thinking(thinking: Mapping[str, Any], config: Mapping[str, Any]) -> Effort:
+    level = config.get("effort") or "medium"
     return Effort(
-        level="none" if kind == "disabled" else level,
+        level="none" if thinking["type"] == "disabled" else level,
         field="thinking",
-        unused=tuple(f"thinking.{name}" for name in asked),
+        unused=_asked("thinking", thinking, but="type"),
     )
 
 
-def _level(value: object, name: str) -> str | None:
-    if value is not None and value not in EFFORTS:
-        raise wrong(name, f"must be one of {', '.join(EFFORTS)}")
-    return None if value is None else str(value)
+def _asked(field: str, members: Mapping[str, Any], *, but: str) -> tuple[str, ...]:
+    asked = [name for name, held in members.items() if held is not None and name != but]
+    return tuple(f"{field}.{name}" for name in asked)

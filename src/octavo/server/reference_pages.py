@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from octavo.frontend.tools import JSON_SCHEMA
 from octavo.server.fields import FIELDS, Field, Treatment
 from octavo.server.limits import PER_REQUEST, RESOURCES, Limit
 from octavo.server.replies import encode_json
-from octavo.server.shapes import Shape
+from octavo.text.shapes import COMPONENTS, Shape
 
 _COMMAND = "python -m octavo.server.reference_pages docs"
 
@@ -41,6 +42,15 @@ _PER_REQUEST = """
 """
 
 
+_INSIDE = """
+## Ignored inside a field
+
+Their types are checked. A member that is `null` or an empty list is ignored in messages, blocks and
+items, whatever it is called.
+
+"""
+
+
 def pages() -> dict[str, str]:
     """File name → text."""
     return {"fields.md": _fields_page(), "limits.md": _limits_page()}
@@ -59,7 +69,29 @@ def _fields_page() -> str:
             parts.append(_table(("field", "endpoints", "asks for nothing", "why"), rows))
         else:
             parts.append(_table(("field", "endpoints", "value", ""), rows))
-    return "".join(parts)
+    inside = [
+        (f"`{place}`", ", ".join(sorted(field.endpoints)))
+        for field in FIELDS
+        for place in dict.fromkeys(_ignored_places(field.shape, field.name))
+    ]
+    return "".join([*parts, _INSIDE, _table(("member", "endpoints"), inside)])
+
+
+def _ignored_places(shape: Shape, place: str) -> Iterator[str]:
+    """Where in a field a member is ignored."""
+    match shape:
+        case {"$comment": _}:
+            yield place
+        case {"$ref": str(name)} if shape != JSON_SCHEMA:
+            yield from _ignored_places(COMPONENTS[name.rpartition("/")[2]], place)
+        case {"anyOf": list(kinds)}:
+            for kind in kinds:
+                yield from _ignored_places(kind, place)
+        case {"items": dict(items)}:
+            yield from _ignored_places(items, f"{place}[]")
+        case {"properties": dict(members)}:
+            for name, member in members.items():
+                yield from _ignored_places(member, f"{place}.{name}")
 
 
 def _told(field: Field, treatment: Treatment) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from importlib.resources import files
 
-from octavo.server.shapes import Shape
+from octavo.text.shapes import Shape
 
 COMPONENTS: dict[str, Shape] = json.loads(
     files("octavo.server").joinpath("reply_shapes.json").read_text(encoding="utf-8")

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from octavo.errors import InvalidRequestError, ResponseNotFoundError
-from octavo.frontend.answer import json_object
 from octavo.frontend.conversation import Conversation, settle
 from octavo.frontend.tools import RESPONSES_TOOLS
 from octavo.server.call import Call, read_body
@@ -19,24 +18,18 @@ from octavo.server.prompts import MAX_MESSAGES
 from octavo.server.reasoning_effort import effort_variables, read_effort
 from octavo.server.request_shapes import (
     EMPTY_INCLUDE,
+    INPUT,
     LOGPROBS_INCLUDE,
     MAX_INCLUDE,
-    MAX_METADATA,
+    METADATA,
 )
 from octavo.server.sampling_fields import sampling_from_body
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody, check_length
 from octavo.text import Message
-from octavo.text.members import refuse_others, shown_name, wrong
-from octavo.text.messages import text_of
-
-ROLES = ("user", "assistant", "system", "developer")
-_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
-# Of a message that this server or another gave: what it was called, not what it says.
-_LABELS = frozenset({"type", "role", "content", "id", "status", "phase"})
-_REASONING_LABELS = frozenset({"type", "id", "status", "summary", "content", "encrypted_content"})
-_CALL_LABELS = frozenset({"type", "id", "status", "call_id", "name", "arguments"})
-_RESULT_LABELS = frozenset({"type", "id", "status", "call_id", "output"})
+from octavo.text.members import shown_name, wrong
+from octavo.text.messages import CallIds, check_arguments, text_of
+from octavo.text.shape_check import check_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +129,8 @@ def read_conversation(
     Raises:
         InvalidRequestError: naming the item and what is wrong with it.
     """
-    messages = [*_earlier(state, body.string("previous_response_id"), owner), *_input(body)]
+    messages = [*_earlier(state, body.string("previous_response_id"), owner)]
+    _add_input(messages, body)
     check_length(messages, "input", MAX_MESSAGES)
     instructions = body.string("instructions")
     system = [{"role": "system", "content": instructions}] if instructions else []
@@ -168,31 +162,32 @@ def _earlier(state: ServerState, response_id: str | None, owner: str) -> Sequenc
     return entry.messages
 
 
-def _input(body: TypedBody) -> list[Message]:
-    items = body.raw("messages")
+def _add_input(messages: list[Message], body: TypedBody) -> None:
+    """Add what is asked: what an assistant thinks, says and calls in a row is one message."""
+    items: Any = body.raw("messages")
+    check_shape(items, INPUT, "input")
     if isinstance(items, str):
-        return [{"role": "user", "content": items}]
-    if not isinstance(items, list) or not items:
-        raise wrong("input", "must be a text or a non-empty list")
-    found: list[Message] = []
+        messages.append({"role": "user", "content": items})
+        return
+    ids, found = CallIds(), list[Message]()
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            ids.called(call["id"], "previous_response_id")
+        if message["role"] == "tool":
+            ids.answered(message["tool_call_id"], "previous_response_id")
     for i, item in enumerate(items):
-        _add_item(found, item, f"input[{i}]")
-    return found
+        _add_item(found, item, f"input[{i}]", ids=ids)
+    messages += found
 
 
-def _add_item(found: list[Message], item: object, where: str) -> None:
-    """Add an item: what an assistant thinks, says and calls in a row is one message."""
-    if not isinstance(item, Mapping):
-        raise wrong(where, "must be an object")
-    kind = item.get("type", "message")
-    read = _ITEMS.get(kind) if isinstance(kind, str) else None
-    if read is None:
-        shown = shown_name(kind) if isinstance(kind, str) else "?"
-        raise InvalidRequestError(
-            f'{where}: items of type "{shown}" are not supported; {", ".join(_ITEMS)} are',
-            param=where,
-        )
-    message = read(item, where)
+def _add_item(found: list[Message], item: Mapping[str, Any], where: str, *, ids: CallIds) -> None:
+    kind = item.get("type") or "message"
+    if kind == "function_call":
+        ids.called(item["call_id"], f"{where}.call_id")
+        check_arguments(item["arguments"], f"{where}.arguments")
+    if kind == "function_call_output":
+        ids.answered(item["call_id"], f"{where}.call_id")
+    message = _ITEMS[kind](item)
     last = found[-1] if found and found[-1]["role"] == "assistant" else None
     if last is not None and kind == "function_call":
         last.setdefault("tool_calls", []).extend(message["tool_calls"])
@@ -206,57 +201,32 @@ def _only_thinks(message: Message) -> bool:
     return not message["content"] and "tool_calls" not in message
 
 
-def _message(item: Mapping[str, Any], where: str) -> Message:
-    role = item.get("role")
-    if role not in ROLES:
-        raise wrong(f"{where}.role", f"must be one of {', '.join(ROLES)}")
-    refuse_others(item, _LABELS, where, unless_empty=True)
-    return {"role": role, "content": _content(item.get("content"), f"{where}.content")}
+def _message(item: Mapping[str, Any]) -> Message:
+    return {"role": item["role"], "content": text_of(item["content"])}
 
 
-def _reasoning(item: Mapping[str, Any], where: str) -> Message:
+def _reasoning(item: Mapping[str, Any]) -> Message:
     """What was thought, unless it is told in another way than its text."""
-    refuse_others(item, _REASONING_LABELS, where, unless_empty=True)
-    content = item.get("content")
-    thought = _content(content, f"{where}.content") if content else ""
+    thought = text_of(item.get("content"))
     return {"role": "assistant", "content": "", "reasoning_content": thought}
 
 
-def _call(item: Mapping[str, Any], where: str) -> Message:
-    refuse_others(item, _CALL_LABELS, where, unless_empty=True)
-    texts = {key: _string(item, key, where) for key in ("call_id", "name", "arguments")}
-    if json_object(texts["arguments"]) is None:
-        param = f"{where}.arguments"
-        raise wrong(param, "must be a JSON object as a string")
-    function = {"name": texts["name"], "arguments": texts["arguments"]}
-    call = {"id": texts["call_id"], "type": "function", "function": function}
+def _call(item: Mapping[str, Any]) -> Message:
+    function = {"name": item["name"], "arguments": item["arguments"]}
+    call = {"id": item["call_id"], "type": "function", "function": function}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-def _result(item: Mapping[str, Any], where: str) -> Message:
-    refuse_others(item, _RESULT_LABELS, where, unless_empty=True)
-    output = item.get("output")
-    text = "" if output == [] else _content(output, f"{where}.output")
-    return {"role": "tool", "tool_call_id": _string(item, "call_id", where), "content": text}
+def _result(item: Mapping[str, Any]) -> Message:
+    return {"role": "tool", "tool_call_id": item["call_id"], "content": text_of(item["output"])}
 
 
-def _string(item: Mapping[str, Any], key: str, where: str) -> str:
-    value = item.get(key)
-    if not isinstance(value, str) or not value:
-        raise wrong(f"{where}.{key}", "must be a non-empty string")
-    return value
-
-
-_ITEMS: Final[dict[str, Callable[[Mapping[str, Any], str], Message]]] = {
+_ITEMS: Final[dict[str, Callable[[Mapping[str, Any]], Message]]] = {
     "message": _message,
     "reasoning": _reasoning,
     "function_call": _call,
     "function_call_output": _result,
 }
-
-
-def _content(content: object, where: str) -> str:
-    return text_of(content, where, kinds=_TEXT_PARTS, labels=("annotations", "logprobs"))
 
 
 # -- what is repeated ----------------------------------------------------------------------------
@@ -267,7 +237,7 @@ def _shown(body: TypedBody, temperature: float, top_p: float) -> dict[str, objec
         "instructions": body.string("instructions"),
         "previous_response_id": body.string("previous_response_id"),
         "max_output_tokens": body.integer("max_tokens"),
-        "metadata": _metadata(body),
+        "metadata": body.shaped("metadata", METADATA),
         "text": {"format": _format(body.mapping("text"))},
         "temperature": temperature,
         "top_p": top_p,
@@ -297,13 +267,6 @@ def _shown_reasoning(reasoning: Mapping[str, object]) -> dict[str, object] | Non
     if not reasoning:
         return None
     return {"effort": reasoning.get("effort"), "summary": None}
-
-
-def _metadata(body: TypedBody) -> dict[str, object]:
-    labels = body.mapping("metadata")
-    if len(labels) > MAX_METADATA or not all(isinstance(one, str) for one in labels.values()):
-        raise wrong("metadata", f"must be an object of at most {MAX_METADATA} strings")
-    return labels
 
 
 def _format(text: Mapping[str, object]) -> dict[str, object]:

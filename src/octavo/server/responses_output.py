@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from octavo.core.request import TokenLogprobs
 from octavo.frontend import BranchDelta
-from octavo.frontend.answer import AnswerForm, Part, Parts, json_object, new_id
+from octavo.frontend.answer import AnswerForm, Part, Parts, new_id
 from octavo.server.rendering import chat_logprobs
 from octavo.text import Message
+from octavo.text.messages import json_object
 
 Event = tuple[str, dict[str, object]]
 

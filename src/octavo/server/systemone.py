@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from octavo.core.probe import MAX_LABEL_TOKENS, MAX_LABELS, Probe
 from octavo.core.request import Request
@@ -19,13 +20,15 @@ from octavo.server.call import Call, read_body, read_call
 from octavo.server.endpoints import Endpoint
 from octavo.server.engine_request import probe_request
 from octavo.server.probing import run_probes
-from octavo.server.prompts import MAX_MESSAGES, MAX_PROMPTS
+from octavo.server.prompts import MAX_MESSAGES
 from octavo.server.rendering import finite_logprob, usage_object
 from octavo.server.replies import Exchange, ignored_header, send_json
+from octavo.server.request_shapes import QUESTIONS
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody, check_length
 from octavo.text import read_messages
-from octavo.text.members import refuse_others, wrong
+from octavo.text.members import wrong
+from octavo.text.shape_check import check_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,17 +75,13 @@ def _label(score: LabelScore) -> dict[str, object]:
 
 def _parse(state: ServerState, values: dict[str, object]) -> _Questions:
     body, model, ignored = read_body(state, values, Endpoint.SYSTEMONE)
-    questions = body.raw("questions")
-    if not isinstance(questions, list) or not 0 < len(questions) <= MAX_PROMPTS:
-        raise InvalidRequestError(
-            f'questions must be a list of 1 to {MAX_PROMPTS} objects with "question" and "labels"',
-            param="questions",
-        )
+    questions: Any = body.raw("questions")
+    check_shape(questions, QUESTIONS, "questions")
     requests, labels = [], []
     for index, question in enumerate(questions):
         where = f"questions[{index}]"
-        text, names = _read_question(question, where)
-        requests.append(_request(state, body, text, labels=names, where=where))
+        names = question["labels"]
+        requests.append(_request(state, body, question["question"], labels=names, where=where))
         labels.append(names)
     if (count := sum(map(len, labels))) > MAX_LABELS:
         raise InvalidRequestError(
@@ -97,29 +96,14 @@ def _parse(state: ServerState, values: dict[str, object]) -> _Questions:
     )
 
 
-def _read_question(question: object, where: str) -> tuple[str, list[str]]:
-    if not isinstance(question, dict):
-        raise wrong(where, "must be an object")
-    refuse_others(question, ("question", "labels"), where)
-    text, labels = question.get("question"), question.get("labels")
-    if not isinstance(text, str):
-        raise wrong(f"{where}.question", "must be a string")
-    param = f"{where}.labels"
-    if not isinstance(labels, list) or not labels or not all(
-        isinstance(label, str) and label for label in labels
-    ):  # fmt: skip
-        raise wrong(param, "must be a list of texts, none empty")
-    if len(set(labels)) != len(labels):
-        raise wrong(param, "names a label twice")
-    return text, labels
-
-
 def _request(
     state: ServerState, body: TypedBody, question: str, *, labels: Sequence[str], where: str
 ) -> Request:
     encode = state.tokenizer.encode
     tokens = tuple(tuple(encode(label, add_special_tokens=False)) for label in labels)
     param = f"{where}.labels"
+    if len(set(labels)) != len(labels):
+        raise wrong(param, "names a label twice")
     if (longest := max(map(len, tokens))) > MAX_LABEL_TOKENS:
         raise InvalidRequestError(
             f"{param}: a label has {longest} tokens; the limit is {MAX_LABEL_TOKENS}", param=param

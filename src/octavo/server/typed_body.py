@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any, cast
 
 from octavo.text.members import wrong
+from octavo.text.shape_check import check_shape
+from octavo.text.shapes import Shape
 
 
 class TypedBody:
@@ -74,6 +77,13 @@ class TypedBody:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise wrong(name, "must be a string or a list of strings")
         return tuple(value)
+
+    def shaped(self, name: str, shape: Shape) -> dict[str, Any]:
+        """An object of a shape; absent is empty."""
+        value = self.raw(name)
+        if value is not None:
+            check_shape(value, shape, name)
+        return cast("dict[str, Any]", value or {})
 
     def mapping(self, name: str) -> dict[str, object]:
         """An object; absent is empty."""

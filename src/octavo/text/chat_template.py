@@ -32,7 +32,7 @@ from jinja2 import Template, meta
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
 
 from octavo.errors import InvalidRequestError, ModelFileError
-from octavo.text.messages import Message, read_messages, texts_of
+from octavo.text.messages import Message, read_messages, texts_of, with_objects
 from octavo.text.reasoning import reasoning_format
 from octavo.text.template_sandbox import (
     MAX_SOURCE_CHARS,
@@ -165,7 +165,8 @@ class ChatTemplate:
         return self.tokenizer.encode_rendered(text, breaks)
 
     def _render(self, messages: Sequence[Mapping[str, object]], ask: _Ask) -> tuple[str, list[int]]:
-        normal, tools = read_messages(messages), list(ask.tools)
+        normal = [with_objects(message) for message in read_messages(messages)]
+        tools = list(ask.tools)
         if self.tool_format.is_generic:
             normal, tools = as_plain_text(normal, tools, self.tool_format), []
         texts = texts_of([normal, tools])

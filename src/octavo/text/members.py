@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-
 from octavo.errors import InvalidRequestError
 
 
@@ -15,20 +13,3 @@ def shown_name(name: object) -> str:
 def wrong(place: str, why: str) -> InvalidRequestError:
     """The refusal of what stands at ``place``, which its words begin with."""
     return InvalidRequestError(f"{place} {why}", param=place)
-
-
-def refuse_others(
-    value: Mapping[str, object], known: Collection[str], where: str, *, unless_empty: bool = False
-) -> None:
-    """Hold an object's members against the names that are read there.
-
-    ``unless_empty``: one that is null or an empty list says nothing, and passes.
-
-    Raises:
-        InvalidRequestError: naming the first of another name, and the known ones.
-    """
-    for name, held in value.items():
-        if name in known or (unless_empty and held in (None, [])):
-            continue
-        told = ", ".join(sorted(known))
-        raise wrong(f"{where}.{shown_name(name)}", f"is not supported; known here are {told}")

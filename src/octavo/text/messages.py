@@ -2,7 +2,7 @@
 
 {"role": "user", "content": "…"}                 content a text, or text parts
 {"role": "assistant", "content": …, "tool_calls": [{"id", "type", "function": {"name",
-    "arguments"}}]}                              arguments a JSON text or object, here an object
+    "arguments"}}]}                              arguments a JSON text
 {"role": "assistant", "content": …, "reasoning_content": "…"}
 {"role": "tool", "tool_call_id": "…", "content": "…"}
 """
@@ -10,10 +10,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from octavo.text.members import refuse_others, shown_name, wrong
+from octavo.text.members import wrong
+from octavo.text.shape_check import check_shape
+from octavo.text.shapes import (
+    ANY,
+    NOTHING,
+    NULL,
+    Shape,
+    component,
+    either,
+    ignored,
+    integer,
+    listing,
+    record,
+    text,
+    word,
+)
 
 # What a client may call a role → what templates call it.
 ROLES: Final = {
@@ -25,10 +40,74 @@ ROLES: Final = {
 }
 MAX_CALLS: Final = 128
 MAX_NAME_CHARS: Final = 256
-# Beside role and content.
-_KEYS: Final = {"assistant": ("tool_calls", "reasoning_content"), "tool": ("tool_call_id", "name")}
 
 Message = dict[str, Any]
+
+_CONTENT: Final = either(text(), listing(record({"type": word("text"), "text": text()}), 1))
+NAME: Final = text(1, MAX_NAME_CHARS)
+# A client's library may add the arguments as it read them, and a stream's index.
+_CALLS: Final = listing(
+    record(
+        {
+            "id": NAME,
+            "function": record(
+                {"name": NAME, "arguments": text()}, {"parsed_arguments": ignored(ANY)},
+                others=NOTHING,
+            ),
+        }, {"type": word("function"), "index": ignored(integer(0))}, others=NOTHING,
+    ), 1, MAX_CALLS,
+)  # fmt: skip
+# The content as a client's library read it.
+_OF_ASSISTANT: dict[str, Shape] = {"reasoning_content": text(), "parsed": ignored(ANY)}
+CHAT_MESSAGE: Final = component(
+    "ChatMessage",
+    either(
+        record(
+            {"role": word("system", "developer", "user"), "content": _CONTENT},
+            {"tool_calls": NULL}, others=NOTHING,
+        ),
+        record(
+            {"role": word("assistant"), "content": _CONTENT},
+            {"tool_calls": _CALLS, **_OF_ASSISTANT}, others=NOTHING,
+        ),
+        record(
+            {"role": word("assistant"), "tool_calls": _CALLS},
+            {"content": either(_CONTENT, NOTHING), **_OF_ASSISTANT}, others=NOTHING,
+        ),
+        record(
+            {"role": word("tool"), "tool_call_id": NAME, "content": _CONTENT},
+            {"name": NAME, "tool_calls": NULL}, others=NOTHING,
+        ),
+    ),
+)  # fmt: skip
+
+
+class CallIds:
+    """The ids of a conversation's calls so far, each of which may have one result."""
+
+    def __init__(self) -> None:
+        self._open: set[str] = set()
+
+    def called(self, call_id: str, where: str) -> None:
+        """A call is made.
+
+        Raises:
+            InvalidRequestError: its result could not be told from another call's.
+        """
+        if call_id in self._open:
+            raise wrong(where, "is an earlier call's, which has no result yet; use another id")
+        self._open.add(call_id)
+
+    def answered(self, call_id: str, where: str) -> None:
+        """A call's result is told.
+
+        Raises:
+            InvalidRequestError: there is no such call, or it has its result.
+        """
+        if call_id not in self._open:
+            why = "is no earlier call's, or of one that has its result; send it behind its call"
+            raise wrong(where, why)
+        self._open.remove(call_id)
 
 
 def read_messages(messages: object) -> list[Message]:
@@ -37,14 +116,15 @@ def read_messages(messages: object) -> list[Message]:
     ``messages`` is a non-empty list of {"role", "content"}. A role is one of ``ROLES``; a content
     is a text, or a non-empty list of {"type": "text", "text"} parts, which are joined by a line
     end. An assistant's message may carry ``tool_calls`` and then needs no content; a tool's names
-    its call. Other keys of a message (``name`` …) are refused unless null or empty.
+    an earlier call. Other keys of a message (``name`` …) are refused unless null or empty.
 
     Raises:
         InvalidRequestError: naming the message and what is wrong with it.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise wrong("messages", "must be a non-empty list")
-    return [_normal_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    ids = CallIds()
+    return [_normal_message(message, f"messages[{i}]", ids) for i, message in enumerate(messages)]
 
 
 def texts_of(value: object) -> list[str]:
@@ -58,110 +138,64 @@ def texts_of(value: object) -> list[str]:
     return []
 
 
-def _normal_message(message: object, where: str) -> Message:
-    if not isinstance(message, Mapping):
-        raise wrong(where, "must be an object")
-    role = message.get("role")
-    if role == "function":
+def _normal_message(message: Any, where: str, ids: CallIds) -> Message:  # noqa: ANN401
+    if isinstance(message, Mapping) and message.get("role") == "function":
         raise wrong(
             f"{where}.role", "is function, which tool has replaced; send tool and tool_call_id"
         )
-    if not isinstance(role, str) or role not in ROLES:
-        raise wrong(f"{where}.role", f"must be one of {', '.join(ROLES)}")
-    known = ("role", "content", *_KEYS.get(role, ()))
-    for key, value in message.items():
-        if key not in known and (value not in (None, []) or (key == "tool_calls" and value == [])):
-            shown = f"{where}.{shown_name(key)}"
-            raise wrong(shown, "is not supported here")
-    normal: Message = {"role": ROLES[role]}
-    if role == "tool":
-        normal |= _names(message, where)
-    thought = message.get("reasoning_content")
-    if role == "assistant" and thought is not None:
-        if not isinstance(thought, str):
-            name = f"{where}.reasoning_content"
-            raise wrong(name, "must be a string")
-        normal["reasoning_content"] = thought
-    calls = message.get("tool_calls")
-    if calls is not None:
-        normal["tool_calls"] = _calls(calls, f"{where}.tool_calls")
-    content = message.get("content")
-    may_be_empty = calls is not None and content in (None, [])
-    normal["content"] = "" if may_be_empty else text_of(content, f"{where}.content")
+    check_shape(message, CHAT_MESSAGE, where)
+    normal: Message = {"role": ROLES[message["role"]]}
+    for key in ("tool_call_id", "name", "reasoning_content"):
+        if message.get(key) is not None:
+            normal[key] = message[key]
+    if "tool_call_id" in normal:
+        ids.answered(normal["tool_call_id"], f"{where}.tool_call_id")
+    if calls := message.get("tool_calls"):
+        normal["tool_calls"] = [
+            _call(call, f"{where}.tool_calls[{i}]", ids) for i, call in enumerate(calls)
+        ]
+    normal["content"] = text_of(message.get("content"))
     return normal
 
 
-def _names(message: Mapping[str, object], where: str) -> Message:
-    found = {"tool_call_id": _name(message.get("tool_call_id"), f"{where}.tool_call_id")}
-    if message.get("name") is not None:
-        found["name"] = _name(message.get("name"), f"{where}.name")
-    return found
+def _call(call: Mapping[str, Any], where: str, ids: CallIds) -> Message:
+    ids.called(call["id"], f"{where}.id")
+    function = {key: call["function"][key] for key in ("name", "arguments")}
+    check_arguments(function["arguments"], f"{where}.function.arguments")
+    return {"id": call["id"], "type": "function", "function": function}
 
 
-def _calls(calls: object, where: str) -> list[Message]:
-    if not isinstance(calls, list) or not 1 <= len(calls) <= MAX_CALLS:
-        raise wrong(where, f"must be a list of 1 to {MAX_CALLS} calls, or be left out")
-    return [_call(call, f"{where}[{i}]") for i, call in enumerate(calls)]
-
-
-def _call(call: object, where: str) -> Message:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        raise wrong(where, "must be a call with a function")
-    if call.get("type", "function") != "function":
-        raise wrong(f"{where}.type", "must be function")
-    return {
-        "id": _name(call.get("id"), f"{where}.id"),
-        "type": "function",
-        "function": {
-            "name": _name(function.get("name"), f"{where}.function.name"),
-            "arguments": _arguments(function.get("arguments"), f"{where}.function.arguments"),
-        },
-    }
-
-
-def _arguments(text: object, where: str) -> Message:
-    try:
-        value = json.loads(text) if isinstance(text, str) else text
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise wrong(where, "must be a JSON object, best as a string")
-    return value
-
-
-def _name(value: object, where: str) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_CHARS:
-        raise wrong(where, f"must be a string of 1 to {MAX_NAME_CHARS} characters")
-    return value
-
-
-def text_of(
-    content: object,
-    where: str,
-    *,
-    kinds: Collection[str] = ("text",),
-    labels: Collection[str] = (),
-) -> str:
-    """A text, or text parts joined by a line end.
-
-    ``kinds`` are the types of a part. Beside its text it may have ``labels``; where there are some,
-    also other members that are empty.
+def check_arguments(arguments: str, where: str) -> None:
+    """Hold the text of a call's arguments against what templates take.
 
     Raises:
-        InvalidRequestError: naming the part and what is wrong with it.
+        InvalidRequestError: it is no JSON object.
     """
+    if json_object(arguments) is None:
+        raise wrong(where, "must be a JSON object as a string")
+
+
+def with_objects(message: Message) -> Message:
+    """A message as templates read it: the arguments of its calls as objects."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.loads(found)}}
+        for call in message.get("tool_calls", ())
+        for found in (call["function"]["arguments"],)
+    ]
+    return {**message, **({"tool_calls": calls} if calls else {})}
+
+
+def text_of(content: str | Sequence[Mapping[str, str]] | None) -> str:
+    """A text, or the texts of parts joined by a line end."""
     if isinstance(content, str):
         return content
-    if not isinstance(content, list) or not content:
-        raise wrong(where, "must be a text or a non-empty list of text parts")
-    found = []
-    for place, part in ((f"{where}[{i}]", part) for i, part in enumerate(content)):
-        if not isinstance(part, Mapping) or part.get("type") not in kinds:
-            raise wrong(place, "must be a text part; only text is read")
-        text = part.get("text")
-        if not isinstance(text, str):
-            raise wrong(f"{place}.text", "must be a string")
-        refuse_others(part, {"type", "text", *labels}, place, unless_empty=bool(labels))
-        found.append(text)
-    return "\n".join(found)
+    return "\n".join(part["text"] for part in content or ())
+
+
+def json_object(text: str) -> dict[str, Any] | None:
+    """A JSON object; None where the text is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

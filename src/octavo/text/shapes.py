@@ -1,6 +1,7 @@
 """A few words to write JSON schemas with: the types of request fields and of replies.
 
-A shape is a JSON schema (2020-12) as a dictionary; ``ref`` names one of the shared components.
+A shape is a JSON schema (2020-12) as a dictionary. What is published of a request's nested objects
+is what they are held against (``shape_check``); ``ref`` names one of the shared components.
 """
 
 from __future__ import annotations
@@ -13,6 +14,13 @@ ANY: Shape = {}
 NULL: Shape = {"type": "null"}
 BOOLEAN: Shape = {"type": "boolean"}
 OBJECT: Shape = {"type": "object"}
+# The value of a member that says nothing, whatever it is called: clients send members on as they
+# got them, with null for what there is not.
+NOTHING: Shape = {"enum": [None, []]}
+
+# Shapes that are published, and may refer to themselves, by name.
+COMPONENTS: dict[str, Shape] = {}
+IGNORED = "ignored"
 
 
 def integer(low: int | None = None, high: int | None = None) -> Shape:
@@ -30,15 +38,17 @@ def over(low: float, high: float | None = None) -> Shape:
     return {**number(high=high), "exclusiveMinimum": low}
 
 
-def text(low: int = 0, high: int | None = None, *, pattern: str = "") -> Shape:
-    """A string of so many characters."""
+def text(
+    low: int = 0, high: int | None = None, *, pattern: str = "", said: str = "a string"
+) -> Shape:
+    """A string of so many characters; ``said`` is what its ``pattern`` asks for."""
     shape: Shape = {"type": "string"}
     if low:
         shape["minLength"] = low
     if high is not None:
         shape["maxLength"] = high
     if pattern:
-        shape["pattern"] = pattern
+        shape |= {"pattern": pattern, "description": said}
     return shape
 
 
@@ -60,10 +70,14 @@ def listing(items: Shape, low: int = 0, high: int | None = None) -> Shape:
 def record(
     needed: Mapping[str, Shape], more: Mapping[str, Shape] | None = None, *, others: object = False
 ) -> Shape:
-    """An object with all of ``needed``, perhaps some of ``more``; ``others`` are other members."""
+    """An object with all of ``needed`` and perhaps, or as null, some of ``more``.
+
+    ``others`` are other members.
+    """
+    perhaps = {name: optional(shape) for name, shape in (more or {}).items()}
     return {
         "type": "object",
-        "properties": {**needed, **(more or {})},
+        "properties": {**needed, **perhaps},
         "required": list(needed),
         "additionalProperties": others,
     }
@@ -86,7 +100,7 @@ def either(*shapes: Shape) -> Shape:
 
 def optional(shape: Shape) -> Shape:
     """A shape, or null."""
-    if shape == ANY:
+    if shape in (ANY, NULL):
         return shape
     if "enum" in shape:
         values = shape["enum"]
@@ -97,9 +111,20 @@ def optional(shape: Shape) -> Shape:
     return either(shape, NULL)
 
 
+def ignored(shape: Shape) -> Shape:
+    """A member whose type is held against ``shape``, and which else changes nothing."""
+    return {**shape, "$comment": IGNORED}
+
+
 def ref(name: str) -> Shape:
     """A shared component."""
     return {"$ref": f"#/components/schemas/{name}"}
+
+
+def component(name: str, shape: Shape) -> Shape:
+    """Share a shape; returns what refers to it."""
+    COMPONENTS[name] = shape
+    return ref(name)
 
 
 def _bounded(kind: str, low: float | None, high: float | None) -> Shape:
