@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from listening import GET, App, Listening, healthy, play, reads_first
+from listening import GET, App, Listening, healthy, listening, play, reads_first
+from octavo.server.app import build_app
 from octavo.server.http_protocol import (
     MAX_EXTENSION_BYTES,
     MAX_HEAD_BYTES,
@@ -20,6 +21,7 @@ from octavo.server.http_protocol import (
     GuardedProtocol,
 )
 from octavo.server.replies import send_json
+from served import served
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 CHUNKS = b"2\r\nhi\r\n0\r\n\r\n"
@@ -276,3 +278,37 @@ def test_a_refused_body_is_read_to_no_end() -> None:
     [(status, error)] = answers(data, reads_first)
     assert status == 400
     assert "HTTP/1" in error["error"]["message"]
+
+
+def test_a_body_that_nobody_asked_for_spoils_nothing(smollm2_text: Any) -> None:
+    """Of a GET, a DELETE, or where none is read: the next request is answered all the same."""
+    host = b" HTTP/1.1\r\nHost: localhost\r\n"
+    odd = b"Content-Length: 5\r\n\r\n{\x00\xff]]"
+    stored = b" /v1/responses/none"
+    asked = [
+        (b"HEAD /version" + host + b"\r\n", 200),
+        (b"GET /version" + host + odd, 200),
+        (b"HEAD /version" + host + odd, 200),
+        (b"DELETE" + stored + host + CHUNKED + b"\r\n" + CHUNKS, 404),
+        (b"POST" + stored + b"/cancel" + host + odd, 404),
+        (b"GET" + stored + b"/input_items" + host + b"\r\n", 404),
+        (b"OPTIONS /version" + host + odd, 405),
+    ]
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(30),
+            served(smollm2_text) as engine,
+            listening(build_app(engine.state)) as here,
+        ):
+            reader, writer = await here.connect()
+            writer.write(b"".join(data for data, _ in asked))
+            parts = (await reader.read()).split(b"HTTP/1.1 ")[1:]
+            assert [int(part[:3]) for part in parts] == [status for _, status in asked]
+            bodies = [part.partition(b"\r\n\r\n")[2] for part in parts]
+            assert bodies[0] == bodies[2] == b""
+            assert all(json.loads(body) for body in bodies[1:2] + bodies[3:])
+            assert b"allow: GET, HEAD\r\n" in parts[-1]
+            writer.close()
+
+    asyncio.run(main())
