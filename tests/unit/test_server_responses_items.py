@@ -129,8 +129,16 @@ def test_input_items_are_listed_by_pages(play: Any) -> None:
         oldest = (await here.http.get(f"{path}?order=asc&limit=100")).json()["data"]
         assert oldest == [*rest["data"][::-1], *newest["data"][::-1]]
         assert oldest[0]["content"] == [{"type": "input_text", "text": "0"}]
-        for query in ("limit=0", "limit=x", "after=nothing", "colour=red"):
+        for query in (
+            "limit=0", "limit=x", "after=nothing", "colour=red", "order=up", "order=",
+            "limit=5&limit=6", "limit[]=5",
+        ):  # fmt: skip
             check_error(await here.http.get(f"{path}?{query}"), 400, query.partition("=")[0])
+        check_error(await here.http.get(f"{RESPONSES}/{kept['id']}?stream=yes"), 400, "stream")
+        # What clients have included is not here; a query of any length is answered as one.
+        everything = "&".join(["include[]=a", "include=b"] * 200)
+        assert (await here.http.get(f"{path}?{everything}")).status_code == 200
+        check_error(await here.http.get(f"{path}?{'limit=5&' * 200}"), 400, "limit")
 
     play(test)
 

@@ -61,7 +61,7 @@ async def get_response(state: ServerState, http: Exchange) -> None:
     query = _Query(http, ("stream", "starting_after", "include", "include_obfuscation"))
     entry = _stored(state, http)
     after = query.integer("starting_after", -1, (-1, MAX_EVENTS))
-    if query.text("stream", "false") != "true":
+    if query.word("stream", ("false", "true")) != "true":
         await send_json(http.send, entry.body)
         return
     if entry.log is None:
@@ -79,7 +79,7 @@ async def get_input_items(state: ServerState, http: Exchange) -> None:
     entry = _stored(state, http)
     limit = query.integer("limit", 20, (1, MAX_PAGE))
     items = input_items(entry.messages[: entry.num_input], http.scope["path_params"]["response_id"])
-    if query.text("order", "desc") != "asc":
+    if query.word("order", ("desc", "asc")) != "asc":
         items.reverse()
     ids = [item["id"] for item in items]
     after = query.text("after", "")
@@ -236,21 +236,29 @@ async def _gone(http: Exchange) -> None:
 
 
 class _Query:
-    """A request's query: known names, each at most once."""
+    """A request's query: known names, each at most once but for what asks for nothing here."""
 
     def __init__(self, http: Exchange, known: Sequence[str]) -> None:
         text = http.scope["query_string"].decode("latin-1")
-        self._values: dict[str, str] = dict(
-            parse_qsl(text, keep_blank_values=True, max_num_fields=32)
-        )
-        for name in self._values:
-            if name.removesuffix("[]") not in known:
-                shown = shown_name(name)
+        self._values: dict[str, str] = {}
+        for given, value in parse_qsl(text, keep_blank_values=True):
+            name = "include" if given == "include[]" else given
+            shown = shown_name(given)
+            if name not in known:
                 raise InvalidRequestError(f'unknown parameter "{shown}"', param=shown)
+            if name in self._values and not name.startswith("include"):
+                raise wrong(shown, "is given twice; send it once")
+            self._values[name] = value
 
     def text(self, name: str, default: str) -> str:
         """A value, or the default."""
         return self._values.get(name, default)
+
+    def word(self, name: str, words: Sequence[str]) -> str:
+        """One of some words, by default the first."""
+        if (text := self.text(name, words[0])) not in words:
+            raise wrong(name, f"must be {' or '.join(words)}")
+        return text
 
     def integer(self, name: str, default: int, bounds: tuple[int, int]) -> int:
         """An integer within bounds, or the default."""
