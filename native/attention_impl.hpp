@@ -13,6 +13,8 @@
 // registers around them, and the sums in memory.
 #define OCTAVO_OUTLINE static __attribute__((noinline))
 
+constexpr int kFewRows = 8;  // of a token's query heads behind one KV head
+
 OCTAVO_INLINE int imin(int a, int b) { return a < b ? a : b; }
 OCTAVO_INLINE int imax(int a, int b) { return a > b ? a : b; }
 
@@ -45,6 +47,28 @@ OCTAVO_INLINE Tile tile_view(const Attention& a, int position) {
   const uint8_t* k = page + size_t(offset) * a.head_dim * Bytes;
   const float* k_scale = reinterpret_cast<const float*>(page + 2 * half) + offset;
   return {k, k + half, k_scale, k_scale + a.block_size};
+}
+
+// The tiles of K that are read behind a segment, from `begin` on: fetched while its V is weighed,
+// so that memory has work in both halves.
+struct Following {
+  const Attention* a;
+  int begin, end;
+
+  // K of the tile `behind` positions further, or `otherwise` behind the last.
+  template <int Bytes>
+  const uint8_t* k(int behind, const uint8_t* otherwise) const {
+    const int position = begin + behind;
+    return position < end ? tile_view<Bytes>(*a, position).k : otherwise;
+  }
+};
+
+// Those of the item's own next segment, else those of the item that its thread takes next.
+OCTAVO_INLINE Following following(const Attention& a, int done, int end) {
+  if (done < end) return {&a, done, end};
+  if (a.next == nullptr) return {&a, 0, 0};
+  const Span span = visible(*a.next, 0);
+  return {a.next, imax(span.lo, a.next->segment * kSegment) & ~(kTile - 1), span.hi};
 }
 
 // Whole numbers of at most 32767 in magnitude that times the result are x [n]; the result is NaN
@@ -91,10 +115,9 @@ struct Int8 {
 };
 
 // Scores of R rows against the 16 positions of each of T tiles; K pairs are [head_dim / 2][16][2].
-// Two tiles at a time share the broadcasts of q.
-// Few rows mean decoding: pages come from memory, so lines of the next K and of V are fetched
-// meanwhile.
-template <int R, int T>
+// Two tiles at a time share the broadcasts of q. With `Fetch`, lines of the next K and of V are
+// fetched meanwhile.
+template <bool Fetch, int R, int T>
 OCTAVO_INLINE void score_tiles(const Bf16::Queries<R>& queries, int head_dim, const Tile tile[T],
                                const Tile ahead[2], F score[T][R]) {
   const float* const* q = queries.rows;
@@ -104,7 +127,7 @@ OCTAVO_INLINE void score_tiles(const Bf16::Queries<R>& queries, int head_dim, co
   }
   const I high = i_set1(int32_t(0xffff0000u));
   for (int d = 0; d < head_dim; d += 2) {
-    if constexpr (R < 4) {
+    if constexpr (Fetch) {
       prefetch(ahead[0].k + size_t(d) * 32);
       prefetch(ahead[1].k + size_t(d) * 32);
       for (int t = 0; t < T; ++t) prefetch(tile[t].v + size_t(d) * 32);
@@ -131,7 +154,7 @@ OCTAVO_INLINE void score_tiles(const Bf16::Queries<R>& queries, int head_dim, co
   }
 }
 
-template <int R, int T>
+template <bool Fetch, int R, int T>
 OCTAVO_INLINE void score_tiles(const Int8::Queries<R>& q, int head_dim, const Tile tile[T],
                                const Tile ahead[2], F score[T][R]) {
   // Two chains of sums each, so that none is waited for. All loops over rows and tiles are unrolled:
@@ -142,13 +165,13 @@ OCTAVO_INLINE void score_tiles(const Int8::Queries<R>& q, int head_dim, const Ti
     OCTAVO_UNROLL(4)
     for (int r = 0; r < R; ++r) even[t][r] = odd[t][r] = i_set1(0);
   }
-  if constexpr (R < 4) {
+  if constexpr (Fetch) {
     prefetch(ahead[0].k_scale);
     prefetch(ahead[1].k_scale);
     for (int t = 0; t < T; ++t) prefetch(tile[t].v_scale);
   }
   for (int first = 0; first < head_dim; first += 4) {
-    if constexpr (R < 4) {
+    if constexpr (Fetch) {
       prefetch(ahead[0].k + size_t(first) * 16);
       prefetch(ahead[1].k + size_t(first) * 16);
       for (int t = 0; t < T; ++t) prefetch(tile[t].v + size_t(first) * 16);
@@ -181,9 +204,9 @@ OCTAVO_INLINE void score_tiles(const Int8::Queries<R>& q, int head_dim, const Ti
 }
 
 // sums[r][0 .. 16·Vectors) += Σ p · V over positions [lo, hi), from dimension d on.
-template <int R, int Vectors>
+template <bool Fetch, int R, int Vectors>
 OCTAVO_INLINE void weigh_values(const Attention& a, const float* p, int segment, Span span, int d,
-                                float* sums) {
+                                const Following& following, float* sums) {
   F acc[R][Vectors];
   for (int r = 0; r < R; ++r) {
     for (int i = 0; i < Vectors; ++i) acc[r][i] = f_zero();
@@ -192,8 +215,10 @@ OCTAVO_INLINE void weigh_values(const Attention& a, const float* p, int segment,
   const size_t pair_bytes = size_t(a.head_dim) * 4;
   // Pairs outside [lo, hi) are never read, half pairs only on their own side: an unwritten slot
   // may hold NaN.
-  for (int tile = span.lo & ~(kTile - 1); tile < span.hi; tile += kTile) {
+  const int first_tile = span.lo & ~(kTile - 1);
+  for (int tile = first_tile; tile < span.hi; tile += kTile) {
     const uint8_t* v = tile_view<Bf16::kBytes>(a, tile).v + size_t(d) * 4;
+    const uint8_t* later = following.k<Bf16::kBytes>(tile - first_tile, v) + size_t(d) * 32;
     const int begin = imax(span.lo, tile), end = imin(span.hi, tile + kTile);
     int t = begin;
     if (t & 1) {
@@ -209,6 +234,7 @@ OCTAVO_INLINE void weigh_values(const Attention& a, const float* p, int segment,
       const uint8_t* pairs = v + (t - tile) / 2 * pair_bytes;
     OCTAVO_UNROLL(4)
       for (int i = 0; i < Vectors; ++i) {
+        if constexpr (Fetch) prefetch(later + size_t(t - tile) * 32 * Vectors + 64 * i);
         const I pair = i_load(pairs + 64 * i);
         const F v0 = f_bits(i_shl<16>(pair));
         const F v1 = f_bits(i_and(pair, high));
@@ -235,18 +261,23 @@ OCTAVO_INLINE void weigh_values(const Attention& a, const float* p, int segment,
   }
 }
 
-template <int R>
+template <bool Fetch, int R>
 OCTAVO_INLINE void weigh_segment(Bf16, const Attention& a, float* p, int segment, Span span,
-                                 float* sums) {
+                                 const Following& following, float* sums) {
   int d = 0;
-  for (; d + 64 <= a.head_dim; d += 64) weigh_values<R, 4>(a, p, segment, span, d, sums);
-  for (; d < a.head_dim; d += 16) weigh_values<R, 1>(a, p, segment, span, d, sums);
+  for (; d + 64 <= a.head_dim; d += 64) {
+    weigh_values<Fetch, R, 4>(a, p, segment, span, d, following, sums);
+  }
+  for (; d < a.head_dim; d += 16) {
+    weigh_values<Fetch, R, 1>(a, p, segment, span, d, following, sums);
+  }
 }
 
 // The same from whole numbers: `weights` are 0 where a row sees nothing, so tiles are taken whole.
-template <int R, int Vectors>
+template <bool Fetch, int R, int Vectors>
 OCTAVO_OUTLINE void weigh_values(const Attention& a, const int16_t (*weights)[kSegment],
-                                const float* scale, int segment, Span span, int d, float* sums) {
+                                const float* scale, int segment, Span span, int d,
+                                const Following& following, float* sums) {
   I acc[R][Vectors];
   OCTAVO_UNROLL(4)
   for (int r = 0; r < R; ++r) {
@@ -254,14 +285,17 @@ OCTAVO_OUTLINE void weigh_values(const Attention& a, const int16_t (*weights)[kS
     for (int i = 0; i < Vectors; ++i) acc[r][i] = i_set1(0);
   }
   const size_t pair_bytes = size_t(a.head_dim) * 2;
-  for (int tile = span.lo & ~(kTile - 1); tile < span.hi; tile += kTile) {
+  const int first_tile = span.lo & ~(kTile - 1);
+  for (int tile = first_tile; tile < span.hi; tile += kTile) {
     const uint8_t* v = tile_view<Int8::kBytes>(a, tile).v + size_t(d) * 2;
+    const uint8_t* later = following.k<Int8::kBytes>(tile - first_tile, v) + size_t(d) * 16;
     for (int t = 0; t < kTile; t += 2) {
       int32_t two[R];
       OCTAVO_UNROLL(4)
       for (int r = 0; r < R; ++r) two[r] = two_s16(weights[r] + tile - segment + t);
       OCTAVO_UNROLL(4)
       for (int i = 0; i < Vectors; ++i) {
+        if constexpr (Fetch) prefetch(later + t * 16 * Vectors + 32 * i);
         const I pair = i_load_s8_pairs(v + t / 2 * pair_bytes + 32 * i);
         OCTAVO_UNROLL(4)
         for (int r = 0; r < R; ++r) acc[r][i] = i_dot2(acc[r][i], pair, two[r]);
@@ -278,9 +312,9 @@ OCTAVO_OUTLINE void weigh_values(const Attention& a, const int16_t (*weights)[kS
   }
 }
 
-template <int R>
+template <bool Fetch, int R>
 OCTAVO_INLINE void weigh_segment(Int8, const Attention& a, float* p, int segment, Span span,
-                                 float* sums) {
+                                 const Following& following, float* sums) {
   const int first_tile = span.lo & ~(kTile - 1);
   // A weight of 0 stays 0, whatever an unwritten slot's scale is.
   for (int tile = first_tile; tile < span.hi; tile += kTile) {
@@ -300,16 +334,16 @@ OCTAVO_INLINE void weigh_segment(Int8, const Attention& a, float* p, int segment
   }
   int d = 0;
   for (; d + 64 <= a.head_dim; d += 64) {
-    weigh_values<R, 4>(a, weights, scale, segment, span, d, sums);
+    weigh_values<Fetch, R, 4>(a, weights, scale, segment, span, d, following, sums);
   }
   for (; d < a.head_dim; d += 16) {
-    weigh_values<R, 1>(a, weights, scale, segment, span, d, sums);
+    weigh_values<Fetch, R, 1>(a, weights, scale, segment, span, d, following, sums);
   }
 }
 
 // Masked scores of R rows against T tiles from position `start` on, into p, and their running
 // maxima.
-template <class Cache, int R, int T>
+template <class Cache, bool Fetch, int R, int T>
 OCTAVO_INLINE void segment_scores(const Attention& a,
                                   const typename Cache::template Queries<R>& queries, int segment,
                                   int start, const Span seen[R], float* p, F best[R]) {
@@ -319,7 +353,7 @@ OCTAVO_INLINE void segment_scores(const Attention& a,
   Tile tile[T];
   for (int t = 0; t < T; ++t) tile[t] = tile_view<Cache::kBytes>(a, start + t * kTile);
   F score[T][R];
-  score_tiles<R, T>(queries, a.head_dim, tile, ahead, score);
+  score_tiles<Fetch, R, T>(queries, a.head_dim, tile, ahead, score);
   for (int t = 0; t < T; ++t) {
     const int first = start + t * kTile;
     for (int r = 0; r < R; ++r) {
@@ -332,19 +366,19 @@ OCTAVO_INLINE void segment_scores(const Attention& a,
 }
 
 // The same for all tiles of a span.
-template <class Cache, int R>
+template <class Cache, bool Fetch, int R>
 OCTAVO_OUTLINE void span_scores(const Attention& a,
                                 const typename Cache::template Queries<R>& queries, int segment,
                                 Span span, const Span seen[R], float* p, F best[R]) {
   int tile = span.lo & ~(kTile - 1);
   for (; tile + kTile < span.hi; tile += 2 * kTile) {
-    segment_scores<Cache, R, 2>(a, queries, segment, tile, seen, p, best);
+    segment_scores<Cache, Fetch, R, 2>(a, queries, segment, tile, seen, p, best);
   }
-  if (tile < span.hi) segment_scores<Cache, R, 1>(a, queries, segment, tile, seen, p, best);
+  if (tile < span.hi) segment_scores<Cache, Fetch, R, 1>(a, queries, segment, tile, seen, p, best);
 }
 
 // Scores and softmax weights of one segment into p [R][256]; per row the maximum and the sum.
-template <class Cache, int R>
+template <class Cache, bool Fetch, int R>
 OCTAVO_INLINE void segment_weights(const Attention& a, int first_row,
                                    const typename Cache::template Queries<R>& queries, int segment,
                                    Span span, float* p, float peak[R], float total[R]) {
@@ -355,7 +389,7 @@ OCTAVO_INLINE void segment_weights(const Attention& a, int first_row,
     seen[r] = visible(a, first_row + r);
     best[r] = f_set1(-__builtin_inff());
   }
-  span_scores<Cache, R>(a, queries, segment, span, seen, p, best);
+  span_scores<Cache, Fetch, R>(a, queries, segment, span, seen, p, best);
   for (int r = 0; r < R; ++r) {
     peak[r] = f_maximum(best[r]);
     const bool blind = peak[r] == -__builtin_inff();
@@ -402,17 +436,18 @@ OCTAVO_INLINE void merge(RowState& state, float peak, float total, const float* 
 }
 
 // Weighted sums of one segment's visible positions, their peaks and totals, of R rows.
-template <class Cache, int R>
+template <class Cache, bool Fetch, int R>
 OCTAVO_INLINE void segment_sums(const Attention& a, int first_row,
                                 const typename Cache::template Queries<R>& queries, int segment,
                                 Span whole, float peak[R], float total[R], float* sums) {
   float* p = a.scratch;
   const Span span = {imax(whole.lo, segment), imin(whole.hi, segment + kSegment)};
-  segment_weights<Cache, R>(a, first_row, queries, segment, span, p, peak, total);
-  weigh_segment<R>(Cache{}, a, p, segment, span, sums);
+  segment_weights<Cache, Fetch, R>(a, first_row, queries, segment, span, p, peak, total);
+  const Following later = following(a, segment + kSegment, whole.hi);
+  weigh_segment<Fetch, R>(Cache{}, a, p, segment, span, later, sums);
 }
 
-template <class Cache, int R>
+template <class Cache, bool Fetch, int R>
 static void attend_rows(const Attention& a, int first_row) {
   const typename Cache::template Queries<R> queries(a, first_row);
   float* sums = a.scratch + 4 * kSegment;
@@ -434,7 +469,7 @@ static void attend_rows(const Attention& a, int first_row) {
   whole.lo = imax(whole.lo, a.segment * kSegment);
   for (int segment = whole.lo & ~(kSegment - 1); segment < whole.hi; segment += kSegment) {
     float peak[R], total[R];
-    segment_sums<Cache, R>(a, first_row, queries, segment, whole, peak, total, sums);
+    segment_sums<Cache, Fetch, R>(a, first_row, queries, segment, whole, peak, total, sums);
     for (int r = 0; r < R; ++r) {
       float* out = a.out + size_t(first_row + r) * a.head_dim;
       merge(state[r], peak[r], total[r], sums + size_t(r) * a.head_dim, out, a.head_dim);
@@ -448,14 +483,14 @@ static void attend_rows(const Attention& a, int first_row) {
 }
 
 // One whole segment, visible to every row.
-template <class Cache, int R>
+template <class Cache, bool Fetch, int R>
 static void part_rows(const Attention& a, int first_row) {
   const typename Cache::template Queries<R> queries(a, first_row);
   const float* sums = a.scratch + 4 * kSegment;
   const int segment = a.segment * kSegment;
   float peak[R], total[R];
-  segment_sums<Cache, R>(a, first_row, queries, segment, {segment, segment + kSegment}, peak, total,
-                         a.scratch + 4 * kSegment);
+  segment_sums<Cache, Fetch, R>(a, first_row, queries, segment, {segment, segment + kSegment},
+                                peak, total, a.scratch + 4 * kSegment);
   for (int r = 0; r < R; ++r) {
     float* part = a.partial + size_t(first_row + r) * partial_stride(a.head_dim);
     for (int d = 0; d < a.head_dim; d += 16) f_store(part + d, f_load(sums + r * a.head_dim + d));
@@ -464,26 +499,39 @@ static void part_rows(const Attention& a, int first_row) {
   }
 }
 
-template <class Cache>
-static void attention(const Attention& a) {
+template <class Cache, bool Fetch>
+struct Attend {
+  template <int R>
+  static void rows(const Attention& a, int first_row) {
+    attend_rows<Cache, Fetch, R>(a, first_row);
+  }
+};
+template <class Cache, bool Fetch>
+struct Part {
+  template <int R>
+  static void rows(const Attention& a, int first_row) {
+    part_rows<Cache, Fetch, R>(a, first_row);
+  }
+};
+
+template <class Work>
+static void four_at_a_time(const Attention& a) {
   int row = 0;
-  for (; row + 4 <= a.num_rows; row += 4) attend_rows<Cache, 4>(a, row);
+  for (; row + 4 <= a.num_rows; row += 4) Work::template rows<4>(a, row);
   switch (a.num_rows - row) {
-    case 3: attend_rows<Cache, 3>(a, row); break;
-    case 2: attend_rows<Cache, 2>(a, row); break;
-    case 1: attend_rows<Cache, 1>(a, row); break;
+    case 3: Work::template rows<3>(a, row); break;
+    case 2: Work::template rows<2>(a, row); break;
+    case 1: Work::template rows<1>(a, row); break;
     default: break;
   }
 }
 
-template <class Cache>
-static void attention_segment(const Attention& a) {
-  int row = 0;
-  for (; row + 4 <= a.num_rows; row += 4) part_rows<Cache, 4>(a, row);
-  switch (a.num_rows - row) {
-    case 3: part_rows<Cache, 3>(a, row); break;
-    case 2: part_rows<Cache, 2>(a, row); break;
-    case 1: part_rows<Cache, 1>(a, row); break;
-    default: break;
+// Few rows mean decoding: pages come from memory and are used once.
+template <template <class, bool> class Work, class Cache>
+static void attention(const Attention& a) {
+  if (a.num_rows <= kFewRows) {
+    four_at_a_time<Work<Cache, true>>(a);
+  } else {
+    four_at_a_time<Work<Cache, false>>(a);
   }
 }

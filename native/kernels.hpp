@@ -105,6 +105,7 @@ struct Attention {
   float* partial;
   size_t segment_stride;
   int segment;
+  const Attention* next;   // what this thread will take next: its first pages are fetched; or null
 };
 inline constexpr size_t partial_stride(int head_dim) { return size_t(head_dim) + 16; }
 

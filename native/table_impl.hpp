@@ -14,6 +14,6 @@
          OCTAVO_UNPACKED(WeightsQ4K), OCTAVO_UNPACKED(WeightsQ6K),                         \
          OCTAVO_FLOAT(WeightsF32), OCTAVO_FLOAT(WeightsF16), OCTAVO_FLOAT(WeightsBF16)},   \
         norm_pack, pack_group, gate_pack,                                                  \
-        {attention<Bf16>, attention<Int8>},                                                \
-        {attention_segment<Bf16>, attention_segment<Int8>}, probe_int8                     \
+        {attention<Attend, Bf16>, attention<Attend, Int8>},                                \
+        {attention<Part, Bf16>, attention<Part, Int8>}, probe_int8                         \
   }

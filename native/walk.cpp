@@ -446,9 +446,20 @@ void Walk::attend(const Thread& t, const Op& op, const Span& span, int kv_head) 
   args.q = q;
   args.position = position;
   const bool all = t.rows == step_.num_tokens;
-  if (const SharedPages* shared = shared_pages(spec, all)) {
+  const SharedPages* shared = shared_pages(spec, all);
+  if (shared) {
     args.segment = shared->segments[size_t(span.row)];
     args.partial = partial(spec, shared->record[size_t(span.row)], kv_head);
+  }
+  Attention next = args;
+  if (kv_head + 1 < spec.kv_heads) {
+    next.head_offset += model_.options_.kv.head_bytes();
+    args.next = &next;
+  } else if (decode_only_ && span.row + 1 < step_.num_rows) {
+    next = attention_of(t, op, spans_[size_t(span.row) + 1], 0);
+    next.position = step_.context_lens + span.row + 1;
+    if (shared) next.segment = shared->segments[size_t(span.row) + 1];
+    args.next = &next;
   }
   kernels_.attention[size_t(model_.options_.kv.type)](args);
   if (spec.head_dim % kGroup != 0) {  // groups straddle heads: packed when all heads are done
