@@ -110,11 +110,19 @@ def run_throughput(config: EngineConfig, workload: ThroughputWorkload) -> Report
 def measure_throughput(
     runner: Runner, config: EngineConfig, workload: ThroughputWorkload
 ) -> ThroughputSamples:
-    """The rounds, on a runner that is loaded already. The first, a short one, is not counted."""
+    """The rounds, on a runner that is loaded already, behind a batch that is not counted.
+
+    That batch is as wide and long as the widest row: the system gives the pool's memory when it is
+    first written to, which a process pays once and would pay here in its first round.
+    """
     samples = ThroughputSamples()
-    vocab_size = runner.info.vocab_size
-    warm_up = random_prompts(random.Random(0), vocab_size, count=1, length=16)
-    drive(runner, config, warm_up, num_output=4, waste=WasteMeter())
+    warm_up = random_prompts(
+        random.Random(0),
+        runner.info.vocab_size,
+        count=max(workload.concurrency),
+        length=workload.shared_prefix_tokens + workload.prompt_tokens,
+    )
+    drive(runner, config, warm_up, num_output=workload.output_tokens, waste=WasteMeter())
     for round_index in range(workload.repeat):
         rng = random.Random(workload.seed * 1_000_003 + round_index)
         for name, rate, result in _round(runner, config, workload, rng=rng, waste=samples.waste):
