@@ -36,6 +36,12 @@ SAMPLES: dict[str, Any] = {
     "best_of": 2, "use_beam_search": True, "length_penalty": 2, "early_stopping": "never",
     "store": False, "background": True, "include": [LOGPROBS_INCLUDE], "metadata": {"a": "b"},
 }  # fmt: skip
+# Of ignored fields: a text, but of these.
+IGNORED_SAMPLES: dict[str, Any] = {
+    "text": {"format": {"type": "text"}}, "metadata": {"user_id": "x"},
+    "prompt_cache_options": {"mode": "explicit"}, "max_tool_calls": 3,
+    "cache_control": {"type": "ephemeral"}, "diagnostics": {"previous_message_id": None},
+}  # fmt: skip
 # Where tools are spelled otherwise.
 OF_TOOLS: dict[Endpoint, dict[str, Any]] = {
     endpoint: {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "none"}}

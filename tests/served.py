@@ -155,3 +155,10 @@ def check_error(response: httpx.Response, status: int, param: str | None = None)
     assert len(error["message"]) < 400
     assert response.headers["x-request-id"]
     return error
+
+
+def check_place(response: httpx.Response, field: str) -> dict[str, Any]:
+    """An error of a field, or of what stands at a place in it."""
+    error = check_error(response, 400)
+    assert re.split(r"[.[]", error["param"])[0] == field, error
+    return error

@@ -112,3 +112,8 @@ class DownloadError(OctavoError):
 
 class ConfigError(OctavoError):
     """An option is impossible, or the machine cannot serve the model."""
+
+
+def shown_number(value: float) -> str:
+    """A client's number as it may appear in an error."""
+    return "a number of many digits" if abs(value) >= 1 << 64 else f"{value}"

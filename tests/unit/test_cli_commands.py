@@ -379,7 +379,7 @@ def test_a_number_of_threads_out_of_range_names_value_limit_and_option(
 def test_an_impossible_temperature_needs_no_model(capsys: Any) -> None:
     assert main(["run", "./no-such-model", "hi", "--temperature", "-1"]) == 1
     told = capsys.readouterr().err.splitlines()[-1]
-    assert told == "octavo: error: temperature must be between 0 and 100"
+    assert told == "octavo: error: temperature must be between 0 and 100, not -1.0"
 
 
 def test_a_prompt_may_follow_the_options(monkeypatch: Any) -> None:

@@ -62,10 +62,10 @@ def test_hostile_numbers(name: str, value: object) -> None:
         ({"allowed_token_ids": (1,), "bad_words": ("x",)}, "allowed_token_ids"),
         ({"allowed_token_ids": (1,), "grammar": DIGITS}, "allowed_token_ids"),
         ({"bad_words": ("x",), "grammar": DIGITS}, "bad_words"),
-        ({"bad_words": ("",)}, "bad_words"),
+        ({"bad_words": ("",)}, "bad_words[0]"),
         ({"bad_words": "x"}, "bad_words"),
         ({"bad_words": ("x",) * 129}, "bad_words"),
-        ({"bad_words": ("x" * 129,)}, "bad_words"),
+        ({"bad_words": ("x" * 129,)}, "bad_words[0]"),
         (
             {"prompt_logprobs": 2, "use_beam_search": True, "best_of": 2, "temperature": 0.0},
             "prompt_logprobs",
@@ -84,10 +84,10 @@ def test_hostile_numbers(name: str, value: object) -> None:
         ({"stop_token_ids": (100,)}, "stop_token_ids"),
         ({"stop_token_ids": (True,)}, "stop_token_ids"),
         ({"stop_token_ids": (1,) * 129}, "stop_token_ids"),
-        ({"stop": ("",)}, "stop"),
-        ({"stop": (3,)}, "stop"),
+        ({"stop": ("",)}, "stop[0]"),
+        ({"stop": (3,)}, "stop[0]"),
         ({"stop": ("x",) * 17}, "stop"),
-        ({"stop": ("x" * 257,)}, "stop"),
+        ({"stop": ("x" * 257,)}, "stop[0]"),
     ],
 )
 def test_limits(values: dict[str, object], param: str) -> None:
@@ -130,9 +130,9 @@ def test_every_numeric_field_is_in_the_tables() -> None:
 @pytest.mark.parametrize(
     ("pair", "message"),
     [
-        ((1, 101.0), "values of logit_bias must be between -100 and 100"),
-        ((1, "a"), "values of logit_bias must be finite numbers"),
-        ((100, 1.0), "token ids of logit_bias must be between 0 and 99"),
+        ((1, 101.0), "a value of logit_bias must be between -100 and 100, not 101.0"),
+        ((1, "a"), "a value of logit_bias must be a finite number"),
+        ((100, 1.0), "a token id of logit_bias must be between 0 and 99, not 100"),
     ],
 )
 def test_a_bias_at_fault_says_which_half_of_it(pair: Any, message: str) -> None:

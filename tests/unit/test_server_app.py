@@ -361,8 +361,8 @@ def test_tokens_and_text(play: Any) -> None:
         assert chat == here.state.template().encode(HELLO)
         check_error(await here.post("/tokenize"), 400, "prompt")
         check_error(await here.post("/tokenize", prompt="a", messages=HELLO), 400, "prompt")
-        check_error(await here.post("/detokenize", tokens=[-1]), 400, "tokens")
-        check_error(await here.post("/detokenize", tokens=["a"]), 400, "tokens")
+        check_error(await here.post("/detokenize", tokens=[-1]), 400, "tokens[0]")
+        check_error(await here.post("/detokenize", tokens=["a"]), 400, "tokens[0]")
         check_error(await here.post("/tokenize", prompt="a", foo=1), 400, "foo")
         for name, value in (
             ("add_generation_prompt", False), ("continue_final_message", False),

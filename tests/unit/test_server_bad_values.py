@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from served import CHAT, COMPLETIONS, Served, check_error
+from served import CHAT, COMPLETIONS, Served, check_error, check_place
 
 # -- bad values: a class each ------------------------------------------------------------------
 
@@ -38,7 +38,7 @@ def test_bad_numbers_and_ids_name_their_field(play: Any, path: str) -> None:
     async def test(here: Served) -> None:
         ask = here.chat if path == CHAT else here.complete
         for name, value in [*BAD_NUMBERS, *BAD_IDS]:
-            check_error(await ask(**{name: value}), 400, name)
+            check_place(await ask(**{name: value}), name)
         assert not here.engine.engine.requests.states
 
     play(test)
@@ -46,11 +46,15 @@ def test_bad_numbers_and_ids_name_their_field(play: Any, path: str) -> None:
 
 def test_an_integer_is_told_from_what_is_none(play: Any) -> None:
     async def test(here: Served) -> None:
-        for value in ("7", 1.5, True, [7]):
+        shown = ("7", '"7"'), (1.5, "a number"), (True, "true or false"), ([7], "a list")
+        for value, kind in shown:
             error = check_error(await here.complete(max_tokens=value), 400, "max_tokens")
-            assert error["message"] == "max_tokens must be an integer"
+            assert error["message"] == f"max_tokens must be an integer, not {kind}"
         error = check_error(await here.complete(max_tokens=HUGE), 400, "max_tokens")
-        assert error["message"] == "max_tokens must be an integer that fits 64 bits"
+        assert "must be between 1 and 1048576, not a number of many" in error["message"]
+        name = "truncate_prompt_tokens"
+        error = check_error(await here.complete(**{name: HUGE}), 400, name)
+        assert error["message"] == f"{name} must be an integer of at most 64 bits"
 
     play(test)
 
@@ -89,7 +93,7 @@ def test_bad_chats(play: Any, body: dict[str, Any], param: str) -> None:
 )
 def test_bad_prompts(play: Any, prompt: Any) -> None:
     async def test(here: Served) -> None:
-        check_error(await here.complete(prompt=prompt), 400, "prompt")
+        check_place(await here.complete(prompt=prompt), "prompt")
 
     play(test)
 

@@ -8,9 +8,11 @@ import pytest
 
 from octavo.errors import InvalidRequestError
 from octavo.server.conversation import chat_conversation
+from octavo.server.endpoints import Endpoint
+from octavo.server.field_check import check_fields
 from octavo.server.typed_body import TypedBody
 from octavo.text import ChatTemplate
-from served import HELLO
+from served import HELLO, LEAST
 
 SOURCE = (
     "{% if thinks %}think {{ how }}{% endif %}{{ bos_token }}{{ messages[0].content }}"
@@ -43,6 +45,7 @@ def test_other_names_are_refused(template: ChatTemplate, name: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["<|im_end|>", "x" * 65, ["a"], {"a": 1}, "a\nb"])
-def test_values_that_could_spell_something_are_refused(template: ChatTemplate, value: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="a plain word"):
-        rendered(template, how=value)
+def test_values_that_could_spell_something_are_refused(value: Any) -> None:
+    body = {**LEAST[Endpoint.CHAT], "chat_template_kwargs": {"how": value}}
+    with pytest.raises(InvalidRequestError, match="how must be"):
+        check_fields(body, Endpoint.CHAT)

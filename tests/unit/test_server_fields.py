@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from field_samples import PREVIOUS, beside, sample_of
+from field_samples import IGNORED_SAMPLES, PREVIOUS, beside, sample_of
 from octavo.server import FIELDS, Treatment
 from octavo.server.endpoints import Endpoint
 from octavo.server.fields import Field
@@ -38,9 +38,10 @@ def test_the_field_table_is_true(play: Any, field: Field, endpoint: Endpoint) ->
             for value in (None, *field.neutral):
                 assert (await ask(**{field.name: value})).status_code == 200
         elif field.treatment is Treatment.IGNORED:
-            response = await ask(**{field.name: "x"})
+            sample = IGNORED_SAMPLES.get(field.name, "x")
+            response = await ask(**{field.name: sample})
             assert response.status_code == 200
-            assert response.headers["x-octavo-ignored"] == field.name
+            assert response.headers["x-octavo-ignored"].split(", ")[0] == field.name
         else:
             sample = sample_of(field, endpoint)
             response = await ask(**{**beside(field, endpoint), field.name: sample})

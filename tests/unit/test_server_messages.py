@@ -297,12 +297,12 @@ TEXT = {"type": "text", "text": "x"}
 @pytest.mark.parametrize(
     ("body", "named"),
     [
-        ({"max_tokens": None}, "max_tokens is required"),
+        ({"max_tokens": None}, "max_tokens must be an integer, not null"),
         ({"max_tokens": 0}, "max_tokens must be between 1"),
         ({"temperature": -1}, "temperature must be"),
         ({"stop_sequences": ["x"] * 99}, "stop_sequences has 99 entries; the limit is 16"),
-        ({"stop_sequences": [""]}, "stop_sequences strings must be non-empty"),
-        ({"stop_sequences": [1]}, "stop_sequences must be"),
+        ({"stop_sequences": [""]}, "stop_sequences[0] must not be empty"),
+        ({"stop_sequences": [1]}, "stop_sequences[0] must be a string, not an integer"),
         ({"messages": []}, "messages must not be empty"),
         ({"messages": [1]}, "messages[0] must be"),
         ({"messages": HELLO * 5000}, "messages has 5000 entries; the limit is 4096"),

@@ -6,16 +6,58 @@ below: as what the protocol takes there, or as one of the members that are ignor
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections import defaultdict
 from typing import Any
 
 import pytest
+from jsonschema_rs import Draft202012Validator
 
+from field_samples import beside
 from nested_bodies import BODIES, KINDS, mutations
+from octavo.server import FIELDS, Treatment
 from octavo.server.endpoints import ANTHROPIC, Endpoint
+from octavo.text.shapes import COMPONENTS
 from served import LEAST, PATHS, Served
 
 ALL = {*KINDS, "unknown"}
+# A refusal says what would be taken, or what to do.
+REMEDY = re.compile(
+    r"must (be|have|not|fit)\b|the limit is|known here are|; (use|send|leave)|needs|takes exactly"
+    r"|exclude each other|it reads:|send |served:"
+)
+VALUES: tuple[Any, ...] = (
+    "",
+    "x" * 300,
+    0,
+    -1,
+    10**30,
+    -1.5,
+    1e300,
+    [""],
+    [-1],
+    [1.5],
+    [[]],
+    [[-1]],
+    [10**30],
+    ["x" * 300],
+    [None],
+    {"": ""},
+    {"5": "x"},
+    {"5": 1e9},
+    {"01": 1, "1": 1},
+    [{}],
+    ["a"] * 5000,
+)
+SHARED = {"schemas": COMPONENTS}
+# What is wrong in words that name the field elsewhere.
+ELSEWHERE_NAMED: dict[str, set[str]] = defaultdict(
+    set,
+    max_completion_tokens={"max_completion_tokens"},
+    previous_response_id={"previous_response_id"},
+    continue_final_message={"messages"},
+)
 # What a change of kind, or an unknown member, may be taken as: place, kinds.
 TAKEN: tuple[tuple[str, set[str]], ...] = (
     # Null is as if it were not there.
@@ -91,9 +133,45 @@ def test_what_is_changed_is_refused_by_its_place(play: Any, endpoint: Endpoint) 
                     said = error["message"]
                 if response.status_code != 400 or not names(said or "", path):
                     missed.append((path, kind, error))
+                if not REMEDY.search(error["message"]):
+                    missed.append((path, kind, "what would be right", error))
 
     play(test)
-    assert missed == []
+    assert missed == [], "\n".join(str(m)[:230] for m in missed)
+
+
+@pytest.mark.parametrize("endpoint", sorted(PATHS))
+def test_a_value_that_does_not_fit_is_refused_by_place_limit_and_remedy(
+    play: Any, endpoint: Endpoint
+) -> None:
+    """Every field, ignored ones too, given every kind of value: taken where it fits its shape."""
+    missed: list[Any] = []
+
+    async def test(here: Served) -> None:
+        for field in FIELDS:
+            if endpoint not in field.endpoints or field.treatment is Treatment.REFUSED:
+                continue
+            fits = Draft202012Validator({**field.shape, "components": SHARED}).is_valid
+            for value in (*KINDS.values(), *VALUES):
+                body = {**LEAST[endpoint], **beside(field, endpoint), field.name: value}
+                response = await here.post(PATHS[endpoint], **body)
+                if response.status_code == 200 and (fits(value) or value is None):
+                    continue
+                error = response.json()["error"]
+                message, status = error["message"], response.status_code
+                named = re.match(rf"(the |a token id of )?{field.name}(?!\w)", message)
+                absent = value is None and error.get("param") == "prompt"
+                if not (
+                    status == (404 if "; served: " in message else 400)
+                    and (named or absent or error.get("param") in ELSEWHERE_NAMED[field.name])
+                    and REMEDY.search(message)
+                ):
+                    missed.append((field.name, value, status, message))
+        while here.client.num_active:  # noqa: ASYNC110 - made in the background
+            await asyncio.sleep(0)
+
+    play(test)
+    assert missed == [], "\n".join(str(m)[:230] for m in missed)
 
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}

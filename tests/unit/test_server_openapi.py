@@ -29,7 +29,7 @@ BEYOND_A_SCHEMA = re.compile(
     "is not served here|has no name|only a last message|not read by this model|together [0-9]+,|"
     "disagree|choices at once|exceeds max_tokens|--request-timeout|deadline (had )?passed|"
     "response is stored|"
-    "token ids must|token ids of|is empty|dimensions is [0-9]+; the model"
+    "a token id of|vocabulary's last id|is empty|dimensions is [0-9]+; the limit"
 )
 
 

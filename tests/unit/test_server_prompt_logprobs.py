@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.text import spell_words
-from served import Served, events
+from served import Served, check_place, events
 
 IDS = [1011, 1012, 1013, 1014, 1015]
 
@@ -94,7 +94,7 @@ def test_what_may_be_sampled(play: Any) -> None:
             ("allowed_token_ids", 5), ("bad_words", [""]), ("bad_words", [1]),
             ("bad_words", ["x"] * 500),
         ):  # fmt: skip
-            assert (await here.chat(**{field: bad})).json()["error"]["param"] == field
+            check_place(await here.chat(**{field: bad}), field)
         runs = spell_words(["no", "never again"], here.state.tokenizer)
         assert (await here.chat(bad_words=["no", "never again"])).is_success
         assert min(map(len, runs)) == 1

@@ -15,12 +15,14 @@ from octavo.frontend.answer import AnswerForm, Parts
 from octavo.frontend.conversation import Conversation, settle
 from octavo.frontend.tools import CHAT_TOOLS
 from octavo.server.conversation import read_tools
+from octavo.server.endpoints import Endpoint
+from octavo.server.field_check import check_fields
 from octavo.server.reasoning_effort import effort_variables, read_effort
 from octavo.server.typed_body import TypedBody
 from octavo.text import ChatTemplate
 from octavo.text.reasoning import reasoning_format
 from octavo.text.tool_formats import tool_format
-from served import Served, events
+from served import LEAST, Served, events
 
 THOUGHT, SAID = "I wonder. é 日本\n\nSo", "Hello, you."
 ANSWER = f"<think>\n{THOUGHT}\n</think>\n\n{SAID}"
@@ -214,6 +216,12 @@ def test_effort(smollm2_text: Any, body: dict, reads: tuple, told: dict, ignored
     assert effort_variables(read_effort(TypedBody(body)), template) == (told, ignored)
 
 
+EFFORT_AT = {
+    "reasoning_effort": Endpoint.CHAT, "reasoning": Endpoint.RESPONSES,
+    "thinking": Endpoint.MESSAGES, "output_config": Endpoint.MESSAGES,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -228,8 +236,9 @@ def test_effort(smollm2_text: Any, body: dict, reads: tuple, told: dict, ignored
     ],
 )
 def test_effort_refused(body: dict, param: str) -> None:
+    endpoint = EFFORT_AT[next(iter(body))]
     with pytest.raises(InvalidRequestError) as caught:
-        read_effort(TypedBody(body))
+        check_fields({**LEAST[endpoint], **body}, endpoint)
     assert caught.value.param == param
 
 

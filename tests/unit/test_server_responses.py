@@ -186,7 +186,7 @@ def test_a_stream_that_fails_ends_with_a_failed_response(play: Any) -> None:
         ({"max_output_tokens": 5000}, "max_output_tokens", "max_output_tokens is 5000"),
         ({"top_logprobs": 3}, "top_logprobs", "needs include"),
         ({**INCLUDE, "top_logprobs": 21}, "top_logprobs", "between 0 and 20"),
-        ({"include": ["file_search_call.results"]}, "include", "file_search_call.results"),
+        ({"include": ["file_search_call.results"]}, "include[0]", "file_search_call.results"),
         ({"metadata": {"a": 1}}, "metadata.a", "must be a string"),
         ({"background": True, "store": False}, "background", "needs store: true"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "no such response"),

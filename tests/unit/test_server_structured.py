@@ -8,8 +8,12 @@ import pytest
 
 from octavo.core.grammar import Grammar
 from octavo.errors import InvalidRequestError
+from octavo.server import FIELDS
+from octavo.server.endpoints import Endpoint
+from octavo.server.field_check import check_fields
 from octavo.server.structured import read_grammar
 from octavo.server.typed_body import TypedBody
+from served import LEAST
 
 SCHEMA = {"type": "object", "properties": {"ä": {"type": "string"}}}
 TEXT = '{"type":"object","properties":{"ä":{"type":"string"}}}'
@@ -61,6 +65,13 @@ def test_nothing_asked(body: dict) -> None:
     assert read_grammar(TypedBody(body)) is None
 
 
+def checked_and_read(body: dict) -> None:
+    for endpoint in (Endpoint.CHAT, Endpoint.RESPONSES, Endpoint.MESSAGES):
+        if body.keys() <= {field.name for field in FIELDS if endpoint in field.endpoints}:
+            check_fields({**LEAST[endpoint], **body}, endpoint)
+            read_grammar(TypedBody(body))
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -91,5 +102,5 @@ def test_nothing_asked(body: dict) -> None:
 )
 def test_refused(body: dict, param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        read_grammar(TypedBody(body))
+        checked_and_read(body)
     assert caught.value.param == param

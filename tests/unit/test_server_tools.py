@@ -13,10 +13,12 @@ from octavo.frontend.answer import AnswerForm, answer_message
 from octavo.frontend.tools import CHAT_TOOLS, MESSAGES_TOOLS, RESPONSES_TOOLS, ToolDialect
 from octavo.server.chat import _delta
 from octavo.server.conversation import read_tools
+from octavo.server.endpoints import Endpoint
+from octavo.server.field_check import check_fields
 from octavo.server.structured import read_grammar
 from octavo.server.typed_body import TypedBody
 from octavo.text.tool_formats import tool_format
-from served import Served
+from served import LEAST, Served
 
 HERMES = tool_format("{{ tools }}<tool_call>")
 
@@ -27,6 +29,11 @@ def function(name: str = "f", **more: Any) -> dict[str, Any]:
 
 def read(**body: Any) -> Any:
     return read_tools(TypedBody(body), HERMES, CHAT_TOOLS)
+
+
+def checked_and_read(body: dict[str, Any]) -> Any:
+    check_fields({**LEAST[Endpoint.CHAT], **body}, Endpoint.CHAT)
+    return read(**body)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +90,7 @@ def test_what_binds_the_answer() -> None:
 )
 def test_refused(body: dict, param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        read(**body)
+        checked_and_read(body)
     assert caught.value.param == param
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from octavo.core.grammar import Grammar, validate_grammar
-from octavo.errors import InvalidRequestError
+from octavo.errors import InvalidRequestError, shown_number
 
 MAX_N = 128
 MAX_BEAM_WIDTH = 64
-MAX_LENGTH_PENALTY = 10.0
+MAX_LENGTH_PENALTY = 10
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
@@ -122,10 +122,10 @@ def validate_sampling_params(params: SamplingParams, *, vocab_size: int) -> None
             param=params.width_field,
         )
     for token, _ in params.logit_bias:
-        _integer("logit_bias", token, (0, vocab_size - 1), what="token ids of logit_bias")
+        _integer("logit_bias", token, (0, vocab_size - 1), what="a token id of logit_bias")
     for name in ("stop_token_ids", "allowed_token_ids"):
         for token in getattr(params, name):
-            _integer(name, token, (0, vocab_size - 1), what=name)
+            _integer(name, token, (0, vocab_size - 1), what=f"a token id of {name}")
 
 
 def _check_ranges(params: SamplingParams) -> None:
@@ -136,7 +136,8 @@ def _check_ranges(params: SamplingParams) -> None:
     _integer("min_tokens", params.min_tokens, (0, MAX_TOKENS))
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise InvalidRequestError(
-            f"min_tokens ({params.min_tokens}) exceeds max_tokens ({params.max_tokens})",
+            f"min_tokens ({params.min_tokens}) exceeds max_tokens ({params.max_tokens}); send a "
+            "lower one",
             param="min_tokens",
         )
     _number("temperature", params.temperature, (0.0, 100.0))
@@ -267,7 +268,7 @@ def _token_lists(params: SamplingParams) -> None:
     _at_most("logit_bias", params.logit_bias, MAX_LOGIT_BIAS)
     _at_most("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
     for _, bias in params.logit_bias:
-        _number("logit_bias", bias, (-100.0, 100.0), what="values of logit_bias")
+        _number("logit_bias", bias, (-100.0, 100.0), what="a value of logit_bias")
 
 
 def _grammar(params: SamplingParams, grammar: Grammar) -> None:
@@ -294,12 +295,13 @@ def _texts(name: str, texts: str | Sequence[object], limits: tuple[int, int]) ->
     if isinstance(texts, str):
         raise InvalidRequestError(f"{name} must be a list of strings, not a string", param=name)
     _at_most(name, texts, most, what="strings")
-    for text in texts:
+    for i, text in enumerate(texts):
+        place = f"{name}[{i}]"
         if not isinstance(text, str) or not text:
-            raise InvalidRequestError(f"{name} strings must be non-empty strings", param=name)
+            raise InvalidRequestError(f"{place} must be a string that is not empty", param=place)
         if len(text) > longest:
             raise InvalidRequestError(
-                f"a {name} string has {len(text)} characters; the limit is {longest}", param=name
+                f"{place} has {len(text)} characters; the limit is {longest}", param=place
             )
 
 
@@ -307,10 +309,10 @@ def _integer(name: str, value: object, bounds: tuple[int, int], *, what: str = "
     """``what`` names the value where it is one of several."""
     low, high = bounds
     if isinstance(value, bool) or not isinstance(value, int):
-        kind = "integers" if what else "an integer"
-        raise InvalidRequestError(f"{what or name} must be {kind}", param=name)
+        raise InvalidRequestError(f"{what or name} must be an integer", param=name)
     if not low <= value <= high:
-        raise InvalidRequestError(f"{what or name} must be between {low} and {high}", param=name)
+        span = f"between {low} and {high}, not {shown_number(value)}"
+        raise InvalidRequestError(f"{what or name} must be {span}", param=name)
 
 
 def _number(
@@ -318,8 +320,8 @@ def _number(
 ) -> None:
     low, high = bounds
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        kind = "finite numbers" if what else "a finite number"
-        raise InvalidRequestError(f"{what or name} must be {kind}", param=name)
+        raise InvalidRequestError(f"{what or name} must be a finite number", param=name)
     if value > high or value < low or (open_low and value == low):
         span = f"over {low:g}, up to {high:g}" if open_low else f"between {low:g} and {high:g}"
-        raise InvalidRequestError(f"{what or name} must be {span}", param=name)
+        why = f"must be {span}, not {shown_number(value)}"
+        raise InvalidRequestError(f"{what or name} {why}", param=name)

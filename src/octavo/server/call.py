@@ -15,7 +15,6 @@ from octavo.server.field_check import check_fields
 from octavo.server.generation import Choice, Generation, collect
 from octavo.server.json_body import parse_json_object
 from octavo.server.replies import Exchange, ignored_header, send_json
-from octavo.server.request_shapes import STREAM_OPTIONS
 from octavo.server.service import read_service
 from octavo.server.sse import Framing, send_events
 from octavo.server.state import ServerState
@@ -109,7 +108,7 @@ def read_body(
     """A body by our names, the served model that it means, and the names of what is ignored in it.
 
     Raises:
-        OctavoError: a field that is unknown or refused, or a model that is not served.
+        OctavoError: what ``check_fields`` refuses, or a model that is not served.
     """
     ignored = check_fields(values, endpoint)
     body = TypedBody(dialect.own_names(values))
@@ -132,10 +131,10 @@ def read_stream_options(body: TypedBody) -> tuple[bool, bool]:
     """``stream`` and ``stream_options.include_usage``.
 
     Raises:
-        InvalidRequestError: options without streaming, or an unknown one.
+        InvalidRequestError: options without streaming.
     """
     stream = body.boolean("stream")
-    options = body.shaped("stream_options", STREAM_OPTIONS)
+    options = body.mapping("stream_options")
     if options and not stream:
         raise wrong("stream_options", "needs stream: true")
     return stream, options.get("include_usage") is True

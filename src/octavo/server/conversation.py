@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from octavo.frontend.conversation import Conversation
@@ -14,9 +13,6 @@ from octavo.server.typed_body import TypedBody
 from octavo.text import ChatTemplate
 from octavo.text.members import shown_name, wrong
 from octavo.text.tool_formats import ToolFormat
-
-# A word or two: nothing that could spell a special token.
-_WORD = re.compile(r"[A-Za-z0-9 _.-]{0,64}")
 
 
 def chat_conversation(body: TypedBody, template: ChatTemplate) -> Conversation:
@@ -64,14 +60,11 @@ def _parallel(body: TypedBody) -> bool:
 
 
 def _variables(body: TypedBody, template: ChatTemplate) -> dict[str, object]:
-    """Only what the template reads, and only values that can spell nothing."""
+    """Only what the template reads."""
     given = body.mapping("chat_template_kwargs")
-    for name, value in given.items():
-        where = f"chat_template_kwargs.{shown_name(name)}"
+    for name in given:
         if name not in template.variables:
+            where = f"chat_template_kwargs.{shown_name(name)}"
             known = ", ".join(sorted(template.variables)) or "none"
             raise wrong(where, f"is not read by this model's template; it reads: {known}")
-        word = isinstance(value, str) and _WORD.fullmatch(value) is not None
-        if not (word or value is None or isinstance(value, bool | int | float)):
-            raise wrong(where, "must be true, false, null, a number or a plain word")
     return given

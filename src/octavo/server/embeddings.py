@@ -52,7 +52,8 @@ async def embeddings(state: ServerState, http: Exchange) -> None:
     dimensions = call.dimensions
     vectors = [reading.embedding(dimensions) for reading in answer.readings]
     if dimensions is not None and len(vectors[0]) < dimensions:
-        raise wrong("dimensions", f"is {dimensions}; the model's vectors have {len(vectors[0])}")
+        most = len(vectors[0])
+        raise wrong("dimensions", f"is {dimensions}; the limit is {most}, what the model's have")
     data = [
         {"object": "embedding", "index": index, "embedding": _shown(vector, call.as_base64)}
         for index, vector in enumerate(vectors)
@@ -87,18 +88,12 @@ async def score(state: ServerState, http: Exchange) -> None:
 
 def _parse_embeddings(state: ServerState, values: dict[str, object]) -> _Embeddings:
     body, model, ignored = read_body(state, values, Endpoint.EMBEDDINGS)
-    encoding = body.string("encoding_format")
-    if encoding not in (None, "float", "base64"):
-        raise wrong("encoding_format", "must be float or base64")
-    dimensions = body.integer("dimensions")
-    if dimensions is not None and dimensions < 1:
-        raise wrong("dimensions", "must be 1 or more")
     return _Embeddings(
         requests=_requests(state, body, "input"),
         model=model,
         ignored=ignored,
-        as_base64=encoding == "base64",
-        dimensions=dimensions,
+        as_base64=body.raw("encoding_format") == "base64",
+        dimensions=body.integer("dimensions"),
     )
 
 

@@ -8,11 +8,9 @@ from octavo.core.probe import Probe
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ContextLengthError
-from octavo.server.request_shapes import MAX_SALT_CHARS
 from octavo.server.sampling_fields import fit_max_tokens
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody
-from octavo.text.members import wrong
 
 
 def engine_request(
@@ -74,16 +72,9 @@ def probe_request(
 def _truncated(body: TypedBody, token_ids: Sequence[int]) -> Sequence[int]:
     """The last ``truncate_prompt_tokens`` of the prompt."""
     kept = body.integer("truncate_prompt_tokens")
-    if kept is None:
-        return token_ids
-    if kept < 1:
-        raise wrong("truncate_prompt_tokens", "must be 1 or more")
-    return token_ids[-kept:]
+    return token_ids if kept is None else token_ids[-kept:]
 
 
 def _salt(body: TypedBody) -> str:
     """Prompts of another salt share no cached prefix with this one."""
-    salt = body.string("cache_salt")
-    if salt is not None and not 0 < len(salt) <= MAX_SALT_CHARS:
-        raise wrong("cache_salt", f"must have 1 to {MAX_SALT_CHARS} characters")
-    return salt or ""
+    return body.string("cache_salt") or ""

@@ -33,7 +33,17 @@ from octavo.server.endpoints import (
     TOKENIZE,
     Endpoint,
 )
-from octavo.text.shapes import ANY, BOOLEAN, Shape, integer, number, over, text, word
+from octavo.text.shapes import (
+    BOOLEAN,
+    OBJECT,
+    Shape,
+    integer,
+    number,
+    over,
+    record,
+    text,
+    word,
+)
 
 
 class Treatment(StrEnum):
@@ -79,12 +89,8 @@ def _refused(
     )  # fmt: skip
 
 
-def _ignored(
-    name: str, note: str, endpoints: frozenset[Endpoint] = BOTH, *, shape: Shape = ANY
-) -> Field:
-    return Field(
-        name=name, treatment=Treatment.IGNORED, shape=shape, note=note, endpoints=endpoints
-    )
+def _ignored(name: str, shape: Shape, note: str, *, at: frozenset[Endpoint]) -> Field:
+    return Field(name=name, treatment=Treatment.IGNORED, shape=shape, note=note, endpoints=at)
 
 
 _COUNT = integer(1, limits.MAX_TOKENS)
@@ -306,7 +312,7 @@ FIELDS = (
         "logprob is the sum over its own tokens, appended after the question, at temperature 1",
         at=SYSTEMONE,
     ),
-    _ignored("text", "changes no prompt", INPUT - RESPONSES),
+    _ignored("text", shapes.TEXT_FORMAT, "changes no prompt", at=INPUT - RESPONSES),
     _refused("truncation", "nothing is cut from a prompt", INPUT, neutral=("disabled",)),
     _honoured(
         "reasoning", shapes.REASONING,
@@ -392,20 +398,33 @@ FIELDS = (
     _refused("guided_choice", "use structured_outputs.choice"),
     _refused("guided_grammar", "use structured_outputs.grammar"),
     _refused("store", "nothing is stored", CHAT, neutral=(False,)),
-    _ignored("user", "names the end user", BOTH | RESPONSES | PROBES),
-    _ignored("metadata", "free-form labels", BOTH | MESSAGES),
-    _ignored("prompt_cache_retention", "prefixes are kept while there is room", CHAT | RESPONSES),
-    _ignored("prompt_cache_options", "prefixes are cached without them", CHAT | RESPONSES),
-    _ignored("max_tool_calls", "counts calls of tools that hosts run; none is", RESPONSES),
-    _ignored("cache_control", "prefixes are cached without it; in blocks too", ANTHROPIC),
-    _ignored("inference_geo", "there is one place", ANTHROPIC),
-    _ignored("speed", "there is one speed", ANTHROPIC),
-    _ignored("diagnostics", "about the cache, which changes no text", ANTHROPIC),
-    _ignored("user_profile_id", "names the end user", ANTHROPIC),
-    _ignored("workspace_id", "names the end user", ANTHROPIC),
-    _ignored("safety_identifier", "names the end user", CHAT),
-    _ignored("safety_identifier", "names the end user; repeated", RESPONSES, shape=text()),
-    _ignored("prompt_cache_key", "a routing hint; prefixes are found without it", CHAT),
-    _ignored("prompt_cache_key", "as in chat; repeated", RESPONSES, shape=text()),
-    _ignored("service_tier", "there is one tier", CHAT | MESSAGES | RESPONSES),
+    _ignored("user", text(), "names the end user", at=BOTH | RESPONSES | PROBES),
+    _ignored("metadata", shapes.METADATA, "free-form labels", at=BOTH),
+    _ignored("metadata", record({}, {"user_id": text()}), "names the end user", at=MESSAGES),
+    _ignored(
+        "prompt_cache_retention", text(), "prefixes are kept while there is room",
+        at=CHAT | RESPONSES,
+    ),
+    _ignored(
+        "prompt_cache_options", OBJECT, "prefixes are cached without them", at=CHAT | RESPONSES,
+    ),
+    _ignored(
+        "max_tool_calls", integer(), "counts calls of tools that hosts run; none is", at=RESPONSES,
+    ),
+    _ignored(
+        "cache_control", tools.CACHE_CONTROL, "prefixes are cached without it; in blocks too",
+        at=ANTHROPIC,
+    ),
+    _ignored("inference_geo", text(), "there is one place", at=ANTHROPIC),
+    _ignored("speed", text(), "there is one speed", at=ANTHROPIC),
+    _ignored("diagnostics", OBJECT, "about the cache, which changes no text", at=ANTHROPIC),
+    _ignored("user_profile_id", text(), "names the end user", at=ANTHROPIC),
+    _ignored("workspace_id", text(), "names the end user", at=ANTHROPIC),
+    _ignored("safety_identifier", text(), "names the end user", at=CHAT),
+    _ignored("safety_identifier", text(), "names the end user; repeated", at=RESPONSES),
+    _ignored(
+        "prompt_cache_key", text(), "a routing hint; prefixes are found without it", at=CHAT,
+    ),
+    _ignored("prompt_cache_key", text(), "as in chat; repeated", at=RESPONSES),
+    _ignored("service_tier", text(), "there is one tier", at=CHAT | MESSAGES | RESPONSES),
 )  # fmt: skip

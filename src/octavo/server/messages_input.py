@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from octavo.errors import InvalidRequestError
 from octavo.frontend.conversation import Conversation
 from octavo.frontend.tools import MESSAGES_TOOLS
 from octavo.server.conversation import read_tools
 from octavo.server.reasoning_effort import effort_variables, read_effort
-from octavo.server.request_shapes import MESSAGES, SYSTEM
 from octavo.server.typed_body import TypedBody
 from octavo.text import ChatTemplate, Message
 from octavo.text.messages import CallIds, text_of
-from octavo.text.shape_check import check_shape
-from octavo.text.shapes import optional
 
 # Changes with every request of some clients, and would part prompts that are otherwise the same.
 BILLING_HEADER = "x-anthropic-billing-header"
@@ -35,12 +32,10 @@ def read_conversation(body: TypedBody, template: ChatTemplate) -> tuple[Conversa
     Raises:
         InvalidRequestError: naming the message or block and what is wrong with it.
     """
-    entries, system = cast("Any", body.raw("messages")), body.raw("system")
-    check_shape(entries, MESSAGES, "messages")
-    check_shape(system, optional(SYSTEM), "system")
     read = _Reading()
-    found = [{"role": "system", "content": text}] if (text := read.system(system)) else []
-    for i, entry in enumerate(entries):
+    text = read.system(body.raw("system"))
+    found = [{"role": "system", "content": text}] if text else []
+    for i, entry in enumerate(body.raw("messages")):
         found += read.messages(entry, f"messages[{i}].content")
     if "tool_calls" in found[-1]:
         raise InvalidRequestError(

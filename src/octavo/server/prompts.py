@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from octavo.errors import InvalidRequestError
-from octavo.server.typed_body import TypedBody, check_length, is_integer
+from collections.abc import Sequence
+
+from octavo.errors import shown_number
+from octavo.server.typed_body import TypedBody, check_length
 from octavo.text import Message, read_messages
 from octavo.text.members import wrong
 
@@ -32,35 +34,22 @@ def read_prompts(
     Raises:
         InvalidRequestError: naming the field and what is wrong with it.
     """
-    prompt = body.raw(name)
-    if isinstance(prompt, str):
-        return [_checked_text(prompt, name)]
-    if not isinstance(prompt, list) or not prompt:
-        raise wrong(name, "must be a text, a list of texts, token ids or a list of token id lists")
-    if isinstance(prompt[0], (int, float)):
-        return [_checked_ids(prompt, vocab_size, name)]
-    check_length(prompt, name, MAX_PROMPTS)
-    return [
-        _checked_text(item, name) if isinstance(item, str) else _checked_ids(item, vocab_size, name)
-        for item in prompt
-    ]
+    given = body.raw(name)
+    is_one = isinstance(given, str) or isinstance(given[0], int)
+    prompts: list[str | list[int]] = [given] if is_one else given
+    for i, prompt in enumerate(prompts):
+        if not isinstance(prompt, str):
+            check_ids(prompt, vocab_size, name if is_one else f"{name}[{i}]")
+    return prompts
 
 
-def _checked_text(text: str, name: str) -> str:
-    if not text:
-        raise InvalidRequestError(f"the {name} is empty", param=name)
-    return text
+def check_ids(ids: Sequence[int], vocab_size: int, where: str) -> None:
+    """Hold token ids, none negative, against the vocabulary.
 
-
-def _checked_ids(ids: object, vocab_size: int, name: str) -> list[int]:
-    if isinstance(ids, list) and len(ids) > MAX_PROMPT_IDS:
-        raise InvalidRequestError(
-            f"a {name} has {len(ids)} token ids; the limit is {MAX_PROMPT_IDS}", param=name
-        )
-    if not isinstance(ids, list) or not all(is_integer(item) for item in ids):
-        raise InvalidRequestError(f"a {name} must be a text or a list of token ids", param=name)
-    if not ids:
-        raise InvalidRequestError(f"the {name} is empty", param=name)
-    if min(ids) < 0 or max(ids) >= vocab_size:
-        raise InvalidRequestError(f"token ids must be between 0 and {vocab_size - 1}", param=name)
-    return ids
+    Raises:
+        InvalidRequestError: naming the first that it lacks.
+    """
+    if ids and max(ids) >= vocab_size:
+        at = next(i for i, token in enumerate(ids) if token >= vocab_size)
+        why = f"must be between 0 and {vocab_size - 1}, the vocabulary's last id"
+        raise wrong(f"{where}[{at}]", f"{why}, not {shown_number(ids[at])}")

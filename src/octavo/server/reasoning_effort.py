@@ -14,11 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.server.request_shapes import EFFORTS, OUTPUT_CONFIG, REASONING, THINKING
 from octavo.server.typed_body import TypedBody
 from octavo.text import ChatTemplate
-from octavo.text.shape_check import check_shape
-from octavo.text.shapes import word
 
 # Template variables that are true for a model that is to reason.
 _SWITCHES = ("enable_thinking", "thinking")
@@ -27,7 +24,7 @@ _LEVEL = "reasoning_effort"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """``level`` is one of ``EFFORTS``, None where nothing is asked. ``field`` asked for it.
+    """``level`` is one of the table's words, None where nothing is asked. ``field`` asked for it.
 
     ``unused`` are the fields beside it that nothing here can follow.
     """
@@ -38,14 +35,10 @@ class Effort:
 
 
 def read_effort(body: TypedBody) -> Effort:
-    """What a body asks for.
-
-    Raises:
-        InvalidRequestError: naming the field and what it may be.
-    """
-    thinking = body.shaped("thinking", THINKING)
-    reasoning = body.shaped("reasoning", REASONING)
-    config = body.shaped("output_config", OUTPUT_CONFIG)
+    """What a body asks for."""
+    thinking = body.mapping("thinking")
+    reasoning = body.mapping("reasoning")
+    config = body.mapping("output_config")
     if thinking:
         return _thinking(thinking, config)
     if reasoning:
@@ -56,8 +49,7 @@ def read_effort(body: TypedBody) -> Effort:
         )
     level = body.raw(_LEVEL)
     if level is not None:
-        check_shape(level, word(*EFFORTS), _LEVEL)
-        return Effort(level=str(level), field=_LEVEL)
+        return Effort(level=level, field=_LEVEL)
     return Effort(level=config.get("effort"), field="output_config.effort")
 
 

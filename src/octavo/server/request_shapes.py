@@ -45,9 +45,16 @@ STOP_TOKEN_IDS = listing(_TOKEN, high=limits.MAX_STOP_TOKEN_IDS)
 ALLOWED_TOKEN_IDS = listing(_TOKEN, 1, limits.MAX_ALLOWED_TOKEN_IDS)
 PROMPTS = either(_ONE_TEXT, _IDS, listing(either(_ONE_TEXT, _IDS), 1, MAX_PROMPTS))
 LOGIT_BIAS = table(
-    number(-100, 100), keys=text(pattern="^[0-9]{1,12}$"), high=limits.MAX_LOGIT_BIAS
+    number(-100, 100),
+    keys=text(pattern="^[0-9]{1,12}$", said="a token id"),
+    high=limits.MAX_LOGIT_BIAS,
 )
-TEMPLATE_KWARGS = table(either(NULL, BOOLEAN, number(), text(pattern="^[A-Za-z0-9 _.-]{0,64}$")))
+# Nothing that could spell a special token.
+_PLAIN_WORD = text(
+    pattern="^[A-Za-z0-9 _.-]{0,64}$",
+    said="a word of at most 64 letters, digits, spaces, underscores, dots or dashes",
+)
+TEMPLATE_KWARGS = table(either(NULL, BOOLEAN, number(), _PLAIN_WORD))
 STREAM_OPTIONS = record({}, {"include_usage": BOOLEAN})
 METADATA = table(text(), high=MAX_METADATA)
 QUESTIONS = listing(

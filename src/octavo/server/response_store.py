@@ -93,7 +93,8 @@ class ResponseStore:
         entry = self._entries.get(response_id)
         if entry is None or entry.owner != owner:
             raise ResponseNotFoundError(
-                "no such response is stored: it was not, was deleted, or made room for newer ones",
+                "no such response is stored: it was not, was deleted, or made room for newer ones; "
+                "send the conversation itself",
                 param="response_id",
             )
         return entry

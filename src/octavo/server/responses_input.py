@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from octavo.errors import InvalidRequestError, ResponseNotFoundError
 from octavo.frontend.conversation import Conversation, settle
@@ -16,20 +16,13 @@ from octavo.server.endpoints import Endpoint
 from octavo.server.engine_request import engine_request
 from octavo.server.prompts import MAX_MESSAGES
 from octavo.server.reasoning_effort import effort_variables, read_effort
-from octavo.server.request_shapes import (
-    EMPTY_INCLUDE,
-    INPUT,
-    LOGPROBS_INCLUDE,
-    MAX_INCLUDE,
-    METADATA,
-)
+from octavo.server.request_shapes import LOGPROBS_INCLUDE
 from octavo.server.sampling_fields import sampling_from_body
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody, check_length
 from octavo.text import Message
 from octavo.text.members import shown_name, wrong
 from octavo.text.messages import CallIds, check_arguments, text_of
-from octavo.text.shape_check import check_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +50,6 @@ def parse_response(state: ServerState, values: dict[str, object], owner: str) ->
     store = body.boolean_or("store", True)
     if background and not store:
         raise wrong("background", "needs store: true; poll the stored response")
-    _check_includes(body)
     sampling = sampling_from_body(
         body, Endpoint.RESPONSES, defaults=state.defaults, vocab_size=state.tokenizer.vocab_size
     )
@@ -109,15 +101,6 @@ def _without_unknown_tools(values: dict[str, object], skipped: list[str]) -> dic
     return {**values, "tools": kept}
 
 
-def _check_includes(body: TypedBody) -> None:
-    for name in body.strings("include", at_most=MAX_INCLUDE):
-        if name not in (LOGPROBS_INCLUDE, EMPTY_INCLUDE):
-            raise InvalidRequestError(
-                f'include "{shown_name(name)}" is not supported; {LOGPROBS_INCLUDE} is',
-                param="include",
-            )
-
-
 # -- what is asked -------------------------------------------------------------------------------
 
 
@@ -164,8 +147,7 @@ def _earlier(state: ServerState, response_id: str | None, owner: str) -> Sequenc
 
 def _add_input(messages: list[Message], body: TypedBody) -> None:
     """Add what is asked: what an assistant thinks, says and calls in a row is one message."""
-    items: Any = body.raw("messages")
-    check_shape(items, INPUT, "input")
+    items = body.raw("messages")
     if isinstance(items, str):
         messages.append({"role": "user", "content": items})
         return
@@ -237,14 +219,14 @@ def _shown(body: TypedBody, temperature: float, top_p: float) -> dict[str, objec
         "instructions": body.string("instructions"),
         "previous_response_id": body.string("previous_response_id"),
         "max_output_tokens": body.integer("max_tokens"),
-        "metadata": body.shaped("metadata", METADATA),
+        "metadata": body.mapping("metadata"),
         "text": {"format": _format(body.mapping("text"))},
         "temperature": temperature,
         "top_p": top_p,
         "presence_penalty": body.number("presence_penalty") or 0.0,
         "frequency_penalty": body.number("frequency_penalty") or 0.0,
         "top_logprobs": body.integer("top_logprobs") or 0,
-        "tools": [_shown_tool(tool) for tool in cast("list[Any]", body.raw("tools") or [])],
+        "tools": [_shown_tool(tool) for tool in body.raw("tools") or []],
         "tool_choice": body.raw("tool_choice") or "auto",
         "parallel_tool_calls": body.boolean_or("parallel_tool_calls", True),
         "reasoning": _shown_reasoning(body.mapping("reasoning")),

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from octavo.core.sampling_params import (
-    MAX_ALLOWED_TOKEN_IDS,
-    MAX_BAD_WORDS,
-    MAX_LOGIT_BIAS,
-    MAX_LOGPROBS,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
-    SamplingParams,
-    validate_sampling_params,
-)
+from octavo.core.sampling_params import SamplingParams, validate_sampling_params
 from octavo.errors import ContextLengthError, InvalidRequestError
 from octavo.server.endpoints import Endpoint
-from octavo.server.request_shapes import LOGPROBS_INCLUDE, MAX_INCLUDE
+from octavo.server.request_shapes import LOGPROBS_INCLUDE
 from octavo.server.structured import read_grammar
-from octavo.server.typed_body import TypedBody, check_length, finite_number
+from octavo.server.typed_body import TypedBody
 from octavo.text.members import wrong
 
 COMPLETIONS_MAX_TOKENS = 16
@@ -57,23 +48,22 @@ def sampling_from_body(
         n=_or_else(body.integer("n"), 1),
         best_of=body.integer("best_of"),
         use_beam_search=search,
-        # Its type is checked with its value.
-        early_stopping=cast("bool", _or_else(body.raw("early_stopping"), False)),
+        early_stopping=_or_else(body.raw("early_stopping"), False),
         max_tokens=_max_tokens(body),
         min_tokens=_or_else(body.integer("min_tokens"), 0),
         top_k=_top_k(body, defaults),
         seed=body.integer("seed"),
         logit_bias=_logit_bias(body),
         ignore_eos=body.boolean("ignore_eos"),
-        stop=body.strings("stop", at_most=MAX_STOP_STRINGS),
-        stop_token_ids=body.integers("stop_token_ids", at_most=MAX_STOP_TOKEN_IDS),
+        stop=body.strings("stop"),
+        stop_token_ids=body.integers("stop_token_ids"),
         include_stop_str_in_output=body.boolean("include_stop_str_in_output"),
         skip_special_tokens=body.boolean_or("skip_special_tokens", True),
         grammar=read_grammar(body),
         logprobs=_LOGPROBS[endpoint](body) if endpoint in _LOGPROBS else None,
         prompt_logprobs=body.integer("prompt_logprobs"),
         allowed_token_ids=_allowed(body),
-        bad_words=body.strings("bad_words", at_most=MAX_BAD_WORDS),
+        bad_words=body.strings("bad_words"),
     )
     validate_sampling_params(params, vocab_size=vocab_size)
     return params
@@ -134,7 +124,9 @@ def fit_max_tokens(
     if wanted is None and default is not None:
         wanted = min(room, default)
     if params.min_tokens > (most := room if wanted is None else wanted):
-        raise wrong("min_tokens", f"({params.min_tokens}) exceeds max_tokens ({most})")
+        raise wrong(
+            "min_tokens", f"({params.min_tokens}) exceeds max_tokens ({most}); send a lower one"
+        )
     return replace(params, max_tokens=wanted)
 
 
@@ -149,8 +141,6 @@ def _max_tokens(body: TypedBody) -> int | None:
             f"max_tokens ({old}) and max_completion_tokens ({new}) disagree; send one of them",
             param="max_completion_tokens",
         )
-    if new is not None and new < 1:
-        raise wrong("max_completion_tokens", "must be 1 or more")
     return new if new is not None else old
 
 
@@ -163,24 +153,16 @@ def _top_k(body: TypedBody, defaults: SamplingParams) -> int:
 
 
 def _logit_bias(body: TypedBody) -> tuple[tuple[int, float], ...]:
-    pairs = []
-    biases = body.mapping("logit_bias")
-    check_length(biases, "logit_bias", MAX_LOGIT_BIAS)
-    for key, value in biases.items():
-        if not (key.isascii() and key.isdigit() and len(key) <= 12):
-            raise wrong("logit_bias", "keys must be token ids")
-        pairs.append((int(key), finite_number(value, "logit_bias")))
-    tokens = [token for token, _ in pairs]
-    if len(set(tokens)) != len(tokens):
-        raise wrong("logit_bias", "names a token id twice")
-    return tuple(sorted(pairs))
+    biases: dict[int, float] = {}
+    for key, value in body.mapping("logit_bias").items():
+        if int(key) in biases:
+            raise wrong(f"logit_bias.{key}", "is a token id that is named before; send it once")
+        biases[int(key)] = float(value)
+    return tuple(sorted(biases.items()))
 
 
 def _allowed(body: TypedBody) -> tuple[int, ...]:
-    name = "allowed_token_ids"
-    if body.raw(name) == []:
-        raise wrong(name, "is empty: nothing could be sampled")
-    return tuple(sorted(set(body.integers(name, at_most=MAX_ALLOWED_TOKEN_IDS))))
+    return tuple(sorted(set(body.integers("allowed_token_ids"))))
 
 
 def _chat_logprobs(body: TypedBody) -> int | None:
@@ -189,21 +171,15 @@ def _chat_logprobs(body: TypedBody) -> int | None:
         if top is not None:
             raise wrong("top_logprobs", "needs logprobs: true")
         return None
-    return _checked_top(top or 0)
+    return top or 0
 
 
 def _responses_logprobs(body: TypedBody) -> int | None:
     top = body.integer("top_logprobs") or 0
-    asked = LOGPROBS_INCLUDE in body.strings("include", at_most=MAX_INCLUDE)
+    asked = LOGPROBS_INCLUDE in body.strings("include")
     if top and not asked:
         raise wrong("top_logprobs", f"needs include: {LOGPROBS_INCLUDE}")
-    return _checked_top(top) if asked else None
-
-
-def _checked_top(top: int) -> int:
-    if not 0 <= top <= MAX_LOGPROBS:
-        raise wrong("top_logprobs", f"must be between 0 and {MAX_LOGPROBS}")
-    return top
+    return top if asked else None
 
 
 # An endpoint that is not here reports none.

@@ -9,15 +9,11 @@ from typing import Any
 from octavo.core.grammar import Grammar
 from octavo.errors import InvalidRequestError
 from octavo.frontend.tools import JSON_SCHEMA
-from octavo.server.request_shapes import (
-    OUTPUT_CONFIG,
-    RESPONSE_FORMAT,
-    STRUCTURED_OUTPUTS,
-    TEXT_FORMAT,
-)
+from octavo.server.request_shapes import STRUCTURED_OUTPUTS
 from octavo.server.typed_body import TypedBody
 from octavo.text.members import wrong
 from octavo.text.shape_check import check_shape
+from octavo.text.shapes import OBJECT
 
 _ANY_OBJECT = '{"type":"object"}'
 # Name in structured_outputs → kind of grammar.
@@ -30,10 +26,9 @@ def read_grammar(body: TypedBody) -> Grammar | None:
     Raises:
         InvalidRequestError: naming the field: an unknown type or key, or two grammars at once.
     """
-    form = body.shaped("response_format", RESPONSE_FORMAT)
-    by_format = _format(form, "response_format")
-    for field, shape in (("text", TEXT_FORMAT), ("output_config", OUTPUT_CONFIG)):
-        form = body.shaped(field, shape).get("format") or {}
+    by_format = _format(body.mapping("response_format"), "response_format")
+    for field in ("text", "output_config"):
+        form = body.mapping(field).get("format") or {}
         by_format = by_format or _format(form, f"{field}.format")
     by_name = _structured_outputs(body)
     if by_format is not None and by_name is not None:
@@ -44,13 +39,7 @@ def read_grammar(body: TypedBody) -> Grammar | None:
     return by_format or by_name
 
 
-def schema_grammar(schema: object, field: str) -> Grammar:
-    """A JSON schema as a grammar.
-
-    Raises:
-        InvalidRequestError: it is no object.
-    """
-    check_shape(schema, JSON_SCHEMA, field)
+def _schema_grammar(schema: object, field: str) -> Grammar:
     text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
     return Grammar(kind="json_schema", text=text, field=field)
 
@@ -64,18 +53,20 @@ def _format(form: Mapping[str, Any], field: str) -> Grammar | None:
         return None
     if kind in form:
         form, field = form[kind], f"{field}.{kind}"
-    return schema_grammar(form["schema"], f"{field}.schema")
+    return _schema_grammar(form["schema"], f"{field}.schema")
 
 
 def _structured_outputs(body: TypedBody) -> Grammar | None:
     if body.raw("structured_outputs") is None:
         return None
+    check_shape(body.raw("structured_outputs"), OBJECT, "structured_outputs")
     if len(body.mapping("structured_outputs")) != 1:
         raise wrong("structured_outputs", f"takes exactly one of {', '.join(_KINDS)}")
-    ((name, wanted),) = body.shaped("structured_outputs", STRUCTURED_OUTPUTS).items()
+    check_shape(body.raw("structured_outputs"), STRUCTURED_OUTPUTS, "structured_outputs")
+    ((name, wanted),) = body.mapping("structured_outputs").items()
     field = f"structured_outputs.{name}"
     if name == "json":
-        return schema_grammar(_parsed(wanted, field), field)
+        return _schema_grammar(_parsed(wanted, field), field)
     if name == "choice":
         return Grammar(kind="choice", choices=tuple(wanted), field=field)
     return Grammar(kind=_KINDS[name], text=wanted, field=field)
@@ -86,6 +77,8 @@ def _parsed(schema: object, field: str) -> object:
     if not isinstance(schema, str):
         return schema
     try:
-        return json.loads(schema)
+        parsed = json.loads(schema)
     except (ValueError, RecursionError):
-        raise wrong(field, "is not valid JSON") from None
+        raise wrong(field, "must be a JSON schema, or its text in valid JSON") from None
+    check_shape(parsed, JSON_SCHEMA, field)
+    return parsed

@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from octavo.core.probe import MAX_LABEL_TOKENS, MAX_LABELS, Probe
 from octavo.core.request import Request
@@ -23,12 +22,10 @@ from octavo.server.probing import run_probes
 from octavo.server.prompts import MAX_MESSAGES
 from octavo.server.rendering import finite_logprob, usage_object
 from octavo.server.replies import Exchange, ignored_header, send_json
-from octavo.server.request_shapes import QUESTIONS
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody, check_length
 from octavo.text import read_messages
 from octavo.text.members import wrong
-from octavo.text.shape_check import check_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +72,8 @@ def _label(score: LabelScore) -> dict[str, object]:
 
 def _parse(state: ServerState, values: dict[str, object]) -> _Questions:
     body, model, ignored = read_body(state, values, Endpoint.SYSTEMONE)
-    questions: Any = body.raw("questions")
-    check_shape(questions, QUESTIONS, "questions")
     requests, labels = [], []
-    for index, question in enumerate(questions):
+    for index, question in enumerate(body.raw("questions")):
         where = f"questions[{index}]"
         names = question["labels"]
         requests.append(_request(state, body, question["question"], labels=names, where=where))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from octavo.errors import InvalidRequestError
 from octavo.server.call import read_body, read_values
 from octavo.server.conversation import chat_conversation
 from octavo.server.endpoints import Endpoint
 from octavo.server.fields import FIELDS
-from octavo.server.prompts import MAX_PROMPT_IDS
+from octavo.server.prompts import check_ids
 from octavo.server.replies import Exchange, send_json
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody
@@ -32,7 +31,7 @@ async def tokenize(state: ServerState, http: Exchange) -> None:
     def work(body: TypedBody) -> list[int]:
         prompt = body.string("prompt")
         if (prompt is None) == (body.raw("messages") is None):
-            raise InvalidRequestError("send either prompt or messages", param="prompt")
+            raise wrong("prompt", "or messages must be sent, and not both")
         for name in _OF_PROMPT if prompt is None else _OF_MESSAGES:
             if body.raw(name) is not None:
                 needed = "prompt" if prompt is None else "messages"
@@ -53,14 +52,8 @@ async def detokenize(state: ServerState, http: Exchange) -> None:
     """The text of token ids, control tokens included."""
 
     def work(body: TypedBody) -> str:
-        if body.raw("tokens") is None:
-            raise wrong("tokens", "is missing; send a list of token ids")
-        tokens = body.integers("tokens", at_most=MAX_PROMPT_IDS)
-        limit = state.tokenizer.vocab_size
-        if tokens and (min(tokens) < 0 or max(tokens) >= limit):
-            raise InvalidRequestError(
-                f"token ids must be between 0 and {limit - 1}", param="tokens"
-            )
+        tokens = body.integers("tokens")
+        check_ids(tokens, state.tokenizer.vocab_size, "tokens")
         return state.tokenizer.decode(tokens, skip_special_tokens=False)
 
     text = await _read(state, http, endpoint=Endpoint.DETOKENIZE, work=work)

@@ -176,7 +176,9 @@ class ChatTemplate:
         if ask.continue_final:
             if normal[-1]["role"] != "assistant":
                 raise InvalidRequestError(
-                    "only a last message of the assistant can be continued", param="messages"
+                    "only a last message of the assistant can be continued; send one, or leave out "
+                    "continue_final_message",
+                    param="messages",
                 )
             marked[-1]["content"] += end
         rendered = self._run(

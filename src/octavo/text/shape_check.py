@@ -6,12 +6,13 @@ what stands there instead.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from octavo.errors import InvalidRequestError
+from octavo.errors import InvalidRequestError, shown_number
 from octavo.text.members import shown_name, wrong
 from octavo.text.shapes import COMPONENTS, NOTHING, Shape
 
@@ -46,22 +47,39 @@ def check_shape(value: object, shape: Shape, where: str) -> None:
     elif kind == "array":
         assert isinstance(value, Sequence), "that is its kind"
         _check_count(len(value), found, ("minItems", "maxItems", "entries"), where=where)
-        for i, item in enumerate(value if "items" in found else ()):
-            check_shape(item, found["items"], f"{where}[{i}]")
+        _check_items(value, found.get("items", {}), where)
     elif isinstance(value, str):
         _check_count(len(value), found, ("minLength", "maxLength", "characters"), where=where)
         if "pattern" in found and not re.fullmatch(found["pattern"], value):
             raise wrong(where, f"must be {found['description']}")
-    elif "number" in _kinds(found) and isinstance(value, int | float):
+    elif kind in ("integer", "number"):
+        assert isinstance(value, int | float), "that is its kind"
         _check_bounds(value, found, where)
+
+
+def missing(where: str, shape: Shape) -> InvalidRequestError:
+    """The refusal of an object that lacks what should stand at ``where``."""
+    return wrong(where, f"must be {_told([_resolved(shape)])}, and is missing")
+
+
+def _check_items(value: Sequence[object], items: Shape, where: str) -> None:
+    # Token ids are many, and most need no more than a look.
+    are_ids = items.get("type") == "integer" and "maximum" not in items
+    least: Any = items.get("minimum", -math.inf)
+    for i, item in enumerate(value if items else ()):
+        if not (are_ids and type(item) is int and item >= least):
+            check_shape(item, items, f"{where}[{i}]")
 
 
 def _check_members(value: Mapping[str, object], shape: Mapping[str, Any], where: str) -> None:
     """What tells the object from others first, and last what it lacks."""
     known, others = shape.get("properties", {}), shape.get("additionalProperties", True)
+    keys = shape.get("propertyNames")
     _check_count(len(value), shape, ("minProperties", "maxProperties", "members"), where=where)
     for name in sorted(value, key=lambda name: name not in _TELLING):
         place, held = f"{where}.{shown_name(name)}", value[name]
+        if keys and not re.fullmatch(keys["pattern"], name):
+            raise wrong(place, f"must be named by {keys['description']}")
         if name in known:
             check_shape(held, known[name], place)
         elif others is False or (others is NOTHING and held not in (None, [])):
@@ -71,8 +89,7 @@ def _check_members(value: Mapping[str, object], shape: Mapping[str, Any], where:
             check_shape(held, others, place)
     for name in shape.get("required", ()):
         if name not in value:
-            told = _told([_resolved(known[name])])
-            raise wrong(f"{where}.{name}", f"must be {told}, and is missing")
+            raise missing(f"{where}.{name}", known[name])
 
 
 def _check_count(
@@ -88,9 +105,13 @@ def _check_count(
 
 def _check_bounds(value: float, shape: Mapping[str, Any], where: str) -> None:
     least, beyond = shape.get("minimum", -math.inf), shape.get("exclusiveMinimum", -math.inf)
-    if value < least or (value <= beyond and beyond > -math.inf):
-        bound = f"at least {least}" if value < least else f"over {beyond}"
-        raise wrong(where, f"is {value}; it must be {bound}")
+    most = shape.get("maximum", math.inf)
+    if least <= value <= most and (value > beyond or beyond == -math.inf):
+        return
+    bound = f"over {beyond}" if beyond > -math.inf else f"at least {least}"
+    if most < math.inf:
+        bound = f"{bound}, up to {most}" if beyond > -math.inf else f"between {least} and {most}"
+    raise wrong(where, f"must be {bound}, not {shown_number(value)}")
 
 
 def _check_any(value: object, shapes: Sequence[Shape], where: str) -> None:
@@ -101,6 +122,11 @@ def _check_any(value: object, shapes: Sequence[Shape], where: str) -> None:
         raise wrong(where, f"must be {_told(shapes)}, not {_shown(value)}")
     if isinstance(value, Mapping):
         close = _closest(value, close, where)
+    elif kind == "array" and value:
+        assert isinstance(value, Sequence), "that is its kind"
+        first = _kind(value[0])
+        of_kind = [s for s in close if first in _kinds(_resolved(cast("Any", s).get("items", {})))]
+        close = of_kind or close
     refusals = []
     for shape in close:
         try:
@@ -159,8 +185,9 @@ def _told(shapes: Sequence[Mapping[str, Any]]) -> str:
     for shape in _flat(shapes):
         kinds = _kinds(shape)
         if "enum" in shape:
-            words += [str(word) for word in shape["enum"] if word not in (None, [])]
-            kinds -= {"string"} if words else set()
+            named = [word for word in shape["enum"] if word not in (None, [])]
+            words += [word if isinstance(word, str) else json.dumps(word) for word in named]
+            kinds = set() if named else kinds
         if "pattern" in shape:
             found.append(shape["description"])
             kinds -= {"string"}
