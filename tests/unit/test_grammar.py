@@ -210,6 +210,33 @@ def test_a_bad_grammar_is_refused_in_one_line(compiler: GrammarCompiler, grammar
     assert compiler.num_pending == 0
 
 
+@pytest.mark.parametrize(("grammar", "error"), [
+    (Grammar(kind="regex", text="(" * 500 + "a" + ")" * 500),
+     "invalid regular expression: exceed the maximum number of nested parentheses/brackets (250)"),
+    (Grammar(kind="regex", text="a" * 200 + "/(b"),
+     'invalid regular expression: unclosed group, at "(b"'),
+    (Grammar(kind="regex", text="x(?=" + "y" * 99 + ")"),
+     "invalid regular expression: look-around, including look-ahead and look-behind, is not "
+     'supported, at "(?=yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy…"'),
+    (Grammar(kind="lark", text='start: "x" /a{2,1}/'),
+     "invalid regular expression: invalid repetition count range, the start must be <= the end, "
+     'at "{2,1}"'),
+    (json_schema({"type": "string", "pattern": "(a\nb"}),
+     "invalid regular expression: unclosed group"),
+    (json_schema({"$ref": "file:///etc/passwd"}),
+     "a $ref leads out of the schema, and nothing is fetched; put what it means in $defs"),
+    (json_schema({"$ref": "#/x"}),
+     "Pointer '/x' does not exist; a $ref must lead to a place in the schema"),
+    (json_schema({"not": {}}), 'Unimplemented keys: ["not"]; leave them out'),
+    (json_schema({"type": "string", "format": "odd"}),
+     "Unknown format: odd; leave it out, or say it with pattern"),
+], ids=lambda given: getattr(given, "text", given)[:24])  # fmt: skip
+def test_a_refusal_says_what_is_wrong_and_what_to_do(
+    compiler: GrammarCompiler, grammar: Grammar, error: str
+) -> None:
+    assert refusal(compiler, grammar).startswith(error)
+
+
 @pytest.mark.parametrize("grammar", EXPENSIVE, ids=lambda grammar: grammar.text[:24])
 def test_an_expensive_grammar_ends_one_way_or_the_other(
     compiler: GrammarCompiler, grammar: Grammar

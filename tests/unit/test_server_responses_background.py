@@ -38,7 +38,13 @@ def test_a_stream_in_the_background_can_be_read_again_from_anywhere(play: Any) -
         nothing = await here.http.get(f"{path}?stream=true&starting_after={len(found)}")
         assert nothing.status_code == 200
         assert "data:" not in nothing.text
-        check_error(await here.http.get(f"{path}?starting_after=x"), 400, "starting_after")
+        for query, said in (
+            ("stream=true&starting_after=x", "must be an integer between -1 and"),
+            ("starting_after=3", "needs stream=true"),
+            ("stream=false&starting_after=-1", "needs stream=true"),
+        ):
+            refused = await here.http.get(f"{path}?{query}")
+            assert said in check_error(refused, 400, "starting_after")
 
     play(test)
 

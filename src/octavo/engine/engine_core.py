@@ -327,7 +327,10 @@ class EngineCore:
     def _expire(self, state: RequestState) -> None:
         """End a request whose deadline has passed, in whatever state it is."""
         self.counters.requests_expired += 1
-        message = "the deadline passed before the request finished"
+        message = (
+            "the deadline (timeout, at most --request-timeout) passed before the request finished; "
+            "ask for fewer tokens or send a longer timeout"
+        )
         code = DeadlineExceededError.code or ""
         self._drop(state, FinishReason.ABORT, error=message, code=code)
 

@@ -28,6 +28,14 @@ _BYTES_PER_CHAR = 48
 _MAX_ERROR_CHARS = 300
 # Of a line: a long pattern is quoted twice, before what is wrong with it.
 _MAX_LINE_CHARS = 90
+_MAX_QUOTED_CHARS = 42
+_REGEX_SIGN = "regex parse error:\n"
+# How a message about a schema begins → what it does not say.
+_REMEDIES = {
+    "Unimplemented keys": "; leave them out",
+    "Unknown format": "; leave it out, or say it with pattern",
+    "Pointer ": "; a $ref must lead to a place in the schema",
+}
 
 
 class GrammarCompiler:
@@ -123,6 +131,23 @@ def _one_line(text: str) -> str:
     """A library's message, short, without a control character or its inner state."""
     if STATE in text or text.startswith("oneOf "):
         return failure_of(text)
+    if _REGEX_SIGN in text:
+        text = _regex_failure(text)
+    elif text.startswith("Resource "):
+        return "a $ref leads out of the schema, and nothing is fetched; put what it means in $defs"
+    text += next((said for sign, said in _REMEDIES.items() if text.startswith(sign)), "")
     lines = (" ".join(line.split()) for line in text.splitlines())
     flat = " ".join(s[:_MAX_LINE_CHARS] + "…" * (len(s) > _MAX_LINE_CHARS) for s in lines if s)
     return flat if len(flat) <= _MAX_ERROR_CHARS else flat[:_MAX_ERROR_CHARS] + "…"
+
+
+def _regex_failure(text: str) -> str:
+    """What is wrong, and at what of an expression: it is quoted whole, maybe twice, before that."""
+    quoted, _, reason = text.partition(_REGEX_SIGN)[2].rpartition("\nerror: ")
+    expression, _, marks = quoted.partition("\n")
+    rest = expression[marks.find("^") :]
+    # An expression of many lines is marked in another way.
+    known = "\n" not in marks and "^" in marks
+    shown = rest[:_MAX_QUOTED_CHARS] + "…" * (len(rest) > _MAX_QUOTED_CHARS)
+    where = f',\nat "{shown}"' if known else ""
+    return f"invalid regular expression:\n{reason.splitlines()[0]}{where}"

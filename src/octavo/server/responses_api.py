@@ -62,6 +62,8 @@ async def get_response(state: ServerState, http: Exchange) -> None:
     entry = _stored(state, http)
     after = query.integer("starting_after", -1, (-1, MAX_EVENTS))
     if query.word("stream", ("false", "true")) != "true":
+        if query.text("starting_after", ""):
+            raise wrong("starting_after", "needs stream=true; send that too, or leave it out")
         await send_json(http.send, entry.body)
         return
     if entry.log is None:
@@ -267,5 +269,5 @@ class _Query:
             return default
         low, high = bounds
         if not re.fullmatch(r"-?[0-9]{1,9}", text) or not low <= int(text) <= high:
-            raise wrong(name, f"must be between {low} and {high}")
+            raise wrong(name, f"must be an integer between {low} and {high}")
         return int(text)
