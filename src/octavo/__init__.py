@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from octavo.llm import LLM as LLM
     from octavo.llm import AsyncLLM as AsyncLLM
     from octavo.llm import ChatOptions as ChatOptions
+    from octavo.llm import ChatOutput as ChatOutput
     from octavo.llm import Completion as Completion
     from octavo.llm import Embedding as Embedding
     from octavo.llm import LabelScore as LabelScore
@@ -23,6 +24,7 @@ __all__ = [
     "LLM",
     "AsyncLLM",
     "ChatOptions",
+    "ChatOutput",
     "Completion",
     "Embedding",
     "Grammar",

@@ -34,6 +34,14 @@ def test_chat_streaming(smollm2_path: Path) -> None:
     assert sum("length" in line or "stop" in line for line in lines) >= 2
 
 
+def test_tool_streaming(smollm2_path: Path) -> None:
+    first, *rest = run("tool_streaming.py", smollm2_path)
+    assert "'name': 'population_of'" in first
+    pieces = "".join(re.findall(r"'arguments': '(.*?)'}", "".join(rest)))
+    assert '"city"' in pieces
+    assert re.search(r"^(Oslo|Bergen): \S", "\n".join(rest), re.MULTILINE)
+
+
 def test_parallel_sampling(smollm2_path: Path) -> None:
     lines = run("parallel_sampling.py", smollm2_path)
     cold, warm = (

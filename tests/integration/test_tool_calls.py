@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,46 @@ def test_a_chat_may_call_functions_and_says_what_it_called(llm: LLM) -> None:
     assert called(named) == {"g"}
     allowed = {"mode": "required", "tools": [named]}
     assert called({"type": "allowed_tools", "allowed_tools": allowed}) == {"g"}
+
+
+def joined(deltas: Iterable[Any]) -> dict[str, Any]:
+    """The message that a stream's deltas make, without the ids of its calls."""
+    message: dict[str, Any] = {"role": "assistant", "content": None}
+    for delta in deltas:
+        for key in ("content", "reasoning_content"):
+            if key in delta:
+                message[key] = (message.get(key) or "") + delta[key]
+        for call in delta.get("tool_calls", ()):
+            calls = message.setdefault("tool_calls", [])
+            if call["index"] == len(calls):
+                assert call["id"].startswith("call_")
+                calls.append({"type": call["type"], "function": {**call["function"]}})
+            else:
+                calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    return message
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_a_streamed_chat_says_the_same_piece_by_piece(llm: LLM, choice: str) -> None:
+    hello = [{"role": "user", "content": "hi"}]
+    either = Grammar(kind="choice", choices=("a", "b")) if choice == "auto" else None
+    for seed in range(4):
+        params = SamplingParams(seed=seed, max_tokens=200, grammar=either, n=2)
+        done = llm.chat(hello, params, tools=TOOLS, tool_choice=choice)
+        outputs = list(llm.stream_chat(hello, params, tools=TOOLS, tool_choice=choice))
+        for branch, whole in enumerate(done):
+            told = [
+                one
+                for output in outputs
+                for delta, said in zip(output.branches, output.deltas, strict=True)
+                for one in (said if delta.branch == branch else ())
+            ]
+            assert whole.message is not None
+            message = {**whole.message}
+            if calls := message.get("tool_calls"):
+                message["tool_calls"] = [{k: c[k] for k in c if k != "id"} for c in calls]
+                assert len(told) > 2 * len(calls)
+            assert joined(told) == message
 
 
 def test_a_chat_beside_a_grammar_is_of_it_or_a_call(llm: LLM) -> None:

@@ -67,6 +67,11 @@ async def ids_of(outputs: Any) -> list[int]:
     return [t async for out in outputs for delta in out.branches for t in delta.token_ids]
 
 
+async def said_by(outputs: Any) -> str:
+    deltas = [one async for output in outputs for said in output.deltas for one in said]
+    return "".join(delta["content"] for delta in deltas)
+
+
 def test_every_call_gives_what_llm_gives(folder: Path) -> None:
     async def test() -> None:
         with LLM(str(folder), **options()) as plain:
@@ -85,6 +90,7 @@ def test_every_call_gives_what_llm_gives(folder: Path) -> None:
                 llm.systemone("abc", [("d", ["a", "bc"]), ("e", ["f"])]),
                 ids_of(llm.stream("abc", seeded(1))),
                 ids_of(llm.stream_chat(HELLO, seeded(3))),
+                said_by(llm.stream_chat(HELLO, seeded(3), tools=TOOLS)),
             )
             assert [d.token_ids for d in found[0]] == [d.token_ids for d in whole]
             assert found[1][0].token_ids == told[0].token_ids != said[0].token_ids
@@ -98,6 +104,7 @@ def test_every_call_gives_what_llm_gives(folder: Path) -> None:
                 assert [s.logprob for s in mine] == pytest.approx([s.logprob for s in theirs])
             assert tuple(found[5]) == whole[0].token_ids
             assert tuple(found[6]) == said[0].token_ids
+            assert told[0].message == {"role": "assistant", "content": found[7]}
 
     play(test)
 

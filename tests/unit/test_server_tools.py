@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from octavo.errors import InvalidRequestError
-from octavo.frontend.answer import AnswerForm, answer_message
+from octavo.frontend.answer import AnswerForm, answer_message, piece_delta
 from octavo.frontend.tools import CHAT_TOOLS, MESSAGES_TOOLS, RESPONSES_TOOLS, ToolDialect
-from octavo.server.chat import _delta
 from octavo.server.conversation import read_tools
 from octavo.server.endpoints import Endpoint
 from octavo.server.field_check import check_fields
@@ -202,7 +201,7 @@ def test_an_answer_is_a_message_and_its_deltas_add_up_to_it(smollm2_text: Any) -
     assert call["id"].startswith("call_")
     reader = form.reader()
     pieces = [p for char in ANSWER for p in reader.read_text(char, (), is_last=False)]
-    deltas: list[Any] = [_delta(p) for p in [*pieces, *reader.read_text("", (), is_last=True)]]
+    deltas: list[Any] = [piece_delta(p) for p in [*pieces, *reader.read_text("", (), is_last=True)]]
     assert "".join(str(d.get("content", "")) for d in deltas) == "Let me see.\n"
     calls = [d["tool_calls"][0] for d in deltas if "tool_calls" in d]
     assert calls[0]["function"] == {"name": "f", "arguments": ""}

@@ -186,6 +186,21 @@ def answer_message(pieces: Iterable[Piece]) -> dict[str, object]:
     return message
 
 
+def piece_delta(piece: Piece) -> dict[str, object]:
+    """A piece as a chat's ``delta``: one of ``content``, ``reasoning_content``, ``tool_calls``."""
+    if isinstance(piece, str):
+        return {"content": piece}
+    if isinstance(piece, Reasoning):
+        return {"reasoning_content": piece.text}
+    call: dict[str, object] = {"index": piece.index}
+    if piece.name:
+        call |= {"id": new_id("call"), "type": "function"}
+        call["function"] = {"name": piece.name, "arguments": ""}
+    else:
+        call["function"] = {"arguments": piece.arguments}
+    return {"tool_calls": [call]}
+
+
 def new_id(prefix: str) -> str:
     """An id that no other object has."""
     return f"{prefix}_{uuid.uuid4().hex[:24]}"

@@ -25,7 +25,14 @@ from octavo.llm import requests as ask
 from octavo.llm.engine_room import EngineRoom, Lane
 from octavo.llm.llm import read_config
 from octavo.llm.local_engine import LocalEngine
-from octavo.llm.outputs import Completion, Embedding, Gathered, similarities
+from octavo.llm.outputs import (
+    ChatOutput,
+    ChatReader,
+    Completion,
+    Embedding,
+    Gathered,
+    similarities,
+)
 from octavo.text.tool_formats import Tool
 
 
@@ -120,12 +127,17 @@ class AsyncLLM:
         sampling: SamplingParams | None = None,
         *,
         options: ask.ChatOptions | None = None,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: ask.ToolChoice | None = None,
         **service: Unpack[ask.ServiceOptions],
-    ) -> AsyncGenerator[RequestOutput, None]:
+    ) -> AsyncGenerator[ChatOutput, None]:
         """An asynchronous generator of an answer's deltas; see ``LLM.stream_chat``."""
-        requests, _ = self._make.chat(messages, sampling, ask.Service(**service), options=options)
+        requests, form = self._make.chat(
+            messages, sampling, ask.Service(**service),
+            options=options, tools=tools, tool_choice=tool_choice,
+        )  # fmt: skip
         refuse_stream(requests[0].sampling)
-        return self._run(requests)
+        return self._read(requests, ChatReader(form))
 
     async def embed(
         self,
@@ -171,6 +183,13 @@ class AsyncLLM:
             async for output in outputs:
                 gathered[output.request_id].add(output)
         return list(gathered.values())
+
+    async def _read(
+        self, requests: Sequence[Request], reader: ChatReader
+    ) -> AsyncGenerator[ChatOutput, None]:
+        async with aclosing(self._run(requests)) as outputs:
+            async for output in outputs:
+                yield reader.read(output)
 
     async def _run(self, requests: Sequence[Request]) -> AsyncGenerator[RequestOutput, None]:
         lane = Lane(requests)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import fields
 from typing import Any, Unpack
 
@@ -24,7 +25,14 @@ from octavo.frontend import RequestOutput
 from octavo.frontend.readings import LabelScore
 from octavo.llm import requests as ask
 from octavo.llm.local_engine import Inbox, LocalEngine
-from octavo.llm.outputs import Completion, Embedding, Gathered, similarities
+from octavo.llm.outputs import (
+    ChatOutput,
+    ChatReader,
+    Completion,
+    Embedding,
+    Gathered,
+    similarities,
+)
 from octavo.text.tool_formats import Tool
 
 _MODEL_OPTIONS = {option.name for option in fields(ModelConfig)} - {"model"}
@@ -146,12 +154,20 @@ class LLM:
         sampling: SamplingParams | None = None,
         *,
         options: ask.ChatOptions | None = None,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: ask.ToolChoice | None = None,
         **service: Unpack[ask.ServiceOptions],
-    ) -> Generator[RequestOutput, None, None]:
-        """Answer a conversation as ``stream`` completes a prompt; ``options`` as for ``chat``."""
-        requests, _ = self._make.chat(messages, sampling, ask.Service(**service), options=options)
+    ) -> Generator[ChatOutput, None, None]:
+        """Answer a conversation as ``stream`` completes a prompt; the rest is as for ``chat``.
+
+        What is certain of the message stands in ``ChatOutput.deltas``.
+        """
+        requests, form = self._make.chat(
+            messages, sampling, ask.Service(**service),
+            options=options, tools=tools, tool_choice=tool_choice,
+        )  # fmt: skip
         refuse_stream(requests[0].sampling)
-        return self._run(requests)
+        return self._read(requests, ChatReader(form))
 
     def embed(
         self,
@@ -223,6 +239,12 @@ class LLM:
                 yield from self._deliver(running)
         finally:
             local.abort(running)
+
+    def _read(
+        self, requests: Sequence[Request], reader: ChatReader
+    ) -> Generator[ChatOutput, None, None]:
+        with closing(self._run(requests)) as outputs:
+            yield from map(reader.read, outputs)
 
     def _deliver(self, running: dict[str, Inbox]) -> Iterator[RequestOutput]:
         """Yield what has come, and take out of ``running`` whatever ended."""

@@ -1,15 +1,16 @@
-"""What calls return: finished completions, embeddings, scored labels."""
+"""What calls return: finished completions, an answer's deltas, embeddings, scored labels."""
 
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from octavo.core.request import FinishReason, Request, TokenLogprobs
 from octavo.frontend import RequestOutput
-from octavo.frontend.answer import AnswerForm
+from octavo.frontend.answer import AnswerForm, AnswerReader, piece_delta
 from octavo.frontend.readings import LabelScore, Reading, similarity
 
 
@@ -43,6 +44,39 @@ class Embedding:
     values: array[float]
     prompt_token_ids: tuple[int, ...] = ()
     cached_tokens: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class ChatOutput(RequestOutput):
+    """New deltas of an answer to a conversation.
+
+    ``deltas`` has, for each of ``branches``, what is now certain of its message, as a stream over
+    HTTP has it: objects with one of ``content``, ``reasoning_content`` and ``tool_calls`` (a
+    call's ``index``, then its ``id`` and name once, then pieces of its arguments).
+    """
+
+    deltas: tuple[tuple[Mapping[str, Any], ...], ...]
+
+
+class ChatReader:
+    """Reads one request's outputs as the answer that they are."""
+
+    def __init__(self, form: AnswerForm) -> None:
+        self._readers: defaultdict[int, AnswerReader] = defaultdict(form.reader)
+
+    def read(self, output: RequestOutput) -> ChatOutput:
+        """An output with what it says."""
+        deltas = tuple(
+            tuple(map(piece_delta, self._readers[delta.branch].read(delta)))
+            for delta in output.branches
+        )
+        return ChatOutput(
+            request_id=output.request_id,
+            branches=output.branches,
+            usage=output.usage,
+            finished=output.finished,
+            deltas=deltas,
+        )
 
 
 class Gathered:

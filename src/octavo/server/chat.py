@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 
 from octavo.core.request import TokenLogprobs
 from octavo.frontend import BranchDelta, RequestOutput
-from octavo.frontend.answer import Piece, answer_message, new_id
+from octavo.frontend.answer import answer_message, piece_delta
 from octavo.frontend.conversation import settle
 from octavo.server.call import Call, answer, read_body, read_call, read_stream_options
 from octavo.server.conversation import chat_conversation
@@ -20,7 +20,6 @@ from octavo.server.replies import Exchange, encode_json
 from octavo.server.sampling_fields import sampling_from_body
 from octavo.server.sse import END_OF_EVENT, OpenAIFraming, event
 from octavo.server.state import ServerState
-from octavo.text.reasoning import Reasoning
 
 
 async def chat_completions(state: ServerState, http: Exchange) -> None:
@@ -155,7 +154,9 @@ class _Writer(OpenAIFraming):
 
     def _contents(self, delta: BranchDelta) -> list[bytes]:
         """A delta as the ``delta`` objects of its chunks; none where nothing is certain yet."""
-        found = [encode_json(_delta(piece)) for piece in self._readers[delta.branch].read(delta)]
+        found = [
+            encode_json(piece_delta(piece)) for piece in self._readers[delta.branch].read(delta)
+        ]
         beside = delta.logprobs or (self._call.shows_ids and delta.token_ids)
         return found or ([b'{"content":""}'] if beside else [])
 
@@ -184,17 +185,3 @@ class _Writer(OpenAIFraming):
         return b"".join(
             (self._heads[index], content, more, b',"finish_reason":', finish, self._suffix)
         )
-
-
-def _delta(piece: Piece) -> dict[str, object]:
-    if isinstance(piece, str):
-        return {"content": piece}
-    if isinstance(piece, Reasoning):
-        return {"reasoning_content": piece.text}
-    call: dict[str, object] = {"index": piece.index}
-    if piece.name:
-        call |= {"id": new_id("call"), "type": "function"}
-        call["function"] = {"name": piece.name, "arguments": ""}
-    else:
-        call["function"] = {"arguments": piece.arguments}
-    return {"tool_calls": [call]}
