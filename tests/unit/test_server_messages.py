@@ -97,7 +97,7 @@ def test_the_billing_header_does_not_part_prompts(play: Any) -> None:
             return await here.messages(system=[billing, rest])
 
         first, second = await ask(1), await ask(2)
-        ignored = "cache_control, system.x-anthropic-billing-header"
+        ignored = "system[].cache_control, system.x-anthropic-billing-header"
         assert first.headers["x-octavo-ignored"] == ignored
         cold, warm = first.json()["usage"], second.json()["usage"]
         assert cold["cache_read_input_tokens"] == 0

@@ -15,11 +15,11 @@ import pytest
 from jsonschema_rs import Draft202012Validator
 
 from field_samples import beside
-from nested_bodies import BODIES, KINDS, mutations
+from nested_bodies import BODIES, KINDS, MESSAGES, RESPONSES, TEMPLATED, mutations
 from octavo.server import FIELDS, Treatment
 from octavo.server.endpoints import ANTHROPIC, Endpoint
 from octavo.text.shapes import COMPONENTS
-from served import LEAST, PATHS, Served
+from served import HELLO, LEAST, PATHS, Served
 
 ALL = {*KINDS, "unknown"}
 # A refusal says what would be taken, or what to do.
@@ -208,6 +208,44 @@ def test_a_result_is_that_of_one_call(
         response = await here.ask(endpoint, **{name: talk})
         assert response.status_code == (400 if at else 200)
         assert at in response.text
+
+    play(test)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "ignored"),
+    [
+        (Endpoint.CHAT, TEMPLATED[0], {
+            "messages[].tool_calls[].index", "messages[].parsed", "tools[].function.strict",
+            "messages[].tool_calls[].function.parsed_arguments"}),
+        (Endpoint.CHAT, {"user": "me", "response_format": {
+            "type": "json_schema", "json_schema": {"name": "n", "schema": {}, "strict": None}}},
+         {"user", "response_format.json_schema.name"}),
+        (Endpoint.RESPONSES, RESPONSES[0], {
+            "tools[].strict", "reasoning", "reasoning.summary", "reasoning.generate_summary",
+            "reasoning.context", "input[].id", "input[].status", "input[].phase",
+            "input[].summary", "input[].encrypted_content", "input[].content[].annotations",
+            "input[].content[].logprobs"}),
+        (Endpoint.MESSAGES, MESSAGES[0], {
+            "system[].cache_control", "tools[].strict", "tools[].cache_control",
+            "tools[].eager_input_streaming", "thinking", "thinking.budget_tokens",
+            "thinking.display", "messages[].content[].cache_control",
+            "messages[].content[].signature", "messages[].content[].caller",
+            "messages[].content[].content[].cache_control"}),
+        (Endpoint.CHAT, {"messages": HELLO}, set()),
+        (Endpoint.TOKENIZE, {**TEMPLATED[1], "reasoning_effort": "low"},
+         {"tools[].function.strict", "reasoning_effort"}),
+        (Endpoint.APPLY_TEMPLATE, TEMPLATED[1], {"tools[].function.strict"}),
+    ],
+)  # fmt: skip
+def test_what_is_ignored_inside_a_field_is_named(
+    play: Any, endpoint: Endpoint, body: dict[str, Any], ignored: set[str]
+) -> None:
+    async def test(here: Served) -> None:
+        response = await here.ask(endpoint, **body)
+        assert response.status_code == 200, response.text
+        named = response.headers.get("x-octavo-ignored", "")
+        assert set(filter(None, named.split(", "))) == ignored
 
     play(test)
 

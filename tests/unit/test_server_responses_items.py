@@ -62,7 +62,7 @@ def test_a_call_is_an_item_of_its_own_and_its_result_comes_back(play: Any) -> No
                "parallel_tool_calls": False, "max_output_tokens": 60}  # fmt: skip
         answer = await here.respond(**ask)
         whole = checked(answer)
-        assert answer.headers["x-octavo-ignored"] == "tools.web_search"
+        assert answer.headers["x-octavo-ignored"] == "tools[].strict, tools.web_search"
         assert whole["status"] == "completed"
         assert whole["tools"] == [WEATHER]
         (call,) = whole["output"]

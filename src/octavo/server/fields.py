@@ -7,6 +7,7 @@ ignored one is on a closed list of fields that cannot change the text; the respo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -35,6 +36,7 @@ from octavo.server.endpoints import (
 )
 from octavo.text.shapes import (
     BOOLEAN,
+    COMPONENTS,
     OBJECT,
     Shape,
     integer,
@@ -91,6 +93,23 @@ def _refused(
 
 def _ignored(name: str, shape: Shape, note: str, *, at: frozenset[Endpoint]) -> Field:
     return Field(name=name, treatment=Treatment.IGNORED, shape=shape, note=note, endpoints=at)
+
+
+def ignored_places(shape: Shape, place: str) -> Iterator[str]:
+    """Where in a field of this shape a member is ignored, as in "tools[].strict"."""
+    match shape:
+        case {"$comment": _}:
+            yield place
+        case {"$ref": str(name)} if shape != tools.JSON_SCHEMA:
+            yield from ignored_places(COMPONENTS[name.rpartition("/")[2]], place)
+        case {"anyOf": list(kinds)}:
+            for kind in kinds:
+                yield from ignored_places(kind, place)
+        case {"items": dict(items)}:
+            yield from ignored_places(items, f"{place}[]")
+        case {"properties": dict(members)}:
+            for name, member in members.items():
+                yield from ignored_places(member, f"{place}.{name}")
 
 
 _COUNT = integer(1, limits.MAX_TOKENS)

@@ -8,7 +8,7 @@ system      text
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from octavo.errors import InvalidRequestError
@@ -69,7 +69,7 @@ class _Reading:
             kept = [block for block in system if not _is_billing(block)]
             if len(kept) < len(system):
                 self.dropped.add(f"system.{BILLING_HEADER}")
-        return self._texts(kept)
+        return text_of(kept)
 
     def messages(self, entry: Mapping[str, Any], where: str) -> list[Message]:
         """An entry's messages, of which the content stands at ``where``."""
@@ -87,7 +87,6 @@ class _Reading:
 
     def _block(self, block: Block, where: str) -> Message:
         """The part that a block adds to its message, or a message."""
-        self._label(block)
         if block["type"] == "text":
             return {"content": block["text"]}
         if block["type"] == "thinking":
@@ -97,19 +96,10 @@ class _Reading:
             function = {"name": block["name"], "arguments": json.dumps(block["input"])}
             return {"tool_calls": {"id": block["id"], "type": "function", "function": function}}
         self._ids.answered(block["tool_use_id"], f"{where}.tool_use_id")
-        text = self._texts(block.get("content") or "")
+        text = text_of(block.get("content"))
         if block.get("is_error"):
             text = f"Error: {text}"
         return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": text}
-
-    def _texts(self, content: str | Sequence[Block]) -> str:
-        for block in content:
-            if not isinstance(block, str):
-                self._label(block)
-        return text_of(content)
-
-    def _label(self, block: Block) -> None:
-        self.dropped |= {"cache_control"} & block.keys()
 
 
 def _add_block(found: list[Message], role: str, part: Message) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from octavo.frontend.tools import JSON_SCHEMA
-from octavo.server.fields import FIELDS, Field, Treatment
+from octavo.server.fields import FIELDS, Field, Treatment, ignored_places
 from octavo.server.limits import PER_REQUEST, RESOURCES, Limit
 from octavo.server.replies import encode_json
-from octavo.text.shapes import COMPONENTS, Shape
+from octavo.text.shapes import Shape
 
 _COMMAND = "python -m octavo.server.reference_pages docs"
 
@@ -45,8 +44,9 @@ _PER_REQUEST = """
 _INSIDE = """
 ## Ignored inside a field
 
-Their types are checked. A member that is `null` or an empty list is ignored in messages, blocks and
-items, whatever it is called.
+Their types are checked, and the header `x-octavo-ignored` names those that were sent, as they are
+written here. A member that is `null` or an empty list says nothing: in messages, blocks and items
+it is ignored, whatever it is called, and not named.
 
 """
 
@@ -72,26 +72,9 @@ def _fields_page() -> str:
     inside = [
         (f"`{place}`", ", ".join(sorted(field.endpoints)))
         for field in FIELDS
-        for place in dict.fromkeys(_ignored_places(field.shape, field.name))
+        for place in dict.fromkeys(ignored_places(field.shape, field.name))
     ]
     return "".join([*parts, _INSIDE, _table(("member", "endpoints"), inside)])
-
-
-def _ignored_places(shape: Shape, place: str) -> Iterator[str]:
-    """Where in a field a member is ignored."""
-    match shape:
-        case {"$comment": _}:
-            yield place
-        case {"$ref": str(name)} if shape != JSON_SCHEMA:
-            yield from _ignored_places(COMPONENTS[name.rpartition("/")[2]], place)
-        case {"anyOf": list(kinds)}:
-            for kind in kinds:
-                yield from _ignored_places(kind, place)
-        case {"items": dict(items)}:
-            yield from _ignored_places(items, f"{place}[]")
-        case {"properties": dict(members)}:
-            for name, member in members.items():
-                yield from _ignored_places(member, f"{place}.{name}")
 
 
 def _told(field: Field, treatment: Treatment) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from octavo.server.call import read_body, read_values
@@ -10,12 +10,13 @@ from octavo.server.conversation import chat_conversation
 from octavo.server.endpoints import Endpoint
 from octavo.server.fields import FIELDS
 from octavo.server.prompts import check_ids
-from octavo.server.replies import Exchange, send_json
+from octavo.server.replies import Exchange, ignored_header, send_json
 from octavo.server.state import ServerState
 from octavo.server.typed_body import TypedBody
 from octavo.text.members import wrong
 
 _Result = TypeVar("_Result")
+_Headers = Sequence[tuple[bytes, bytes]]
 # Which fields mean something for one of the two ways to say a prompt.
 _OF_PROMPT = ("add_special_tokens",)
 _OF_MESSAGES = tuple(
@@ -28,7 +29,7 @@ _OF_MESSAGES = tuple(
 async def tokenize(state: ServerState, http: Exchange) -> None:
     """The token ids of a text, or of the prompt that a chat makes."""
 
-    def work(body: TypedBody) -> list[int]:
+    def work(body: TypedBody) -> tuple[list[int], Sequence[str]]:
         prompt = body.string("prompt")
         if (prompt is None) == (body.raw("messages") is None):
             raise wrong("prompt", "or messages must be sent, and not both")
@@ -38,44 +39,54 @@ async def tokenize(state: ServerState, http: Exchange) -> None:
                 raise wrong(name, f"needs {needed}")
         if prompt is None:
             template = state.template()
-            return chat_conversation(body, template).encode(template)
+            conversation = chat_conversation(body, template)
+            return conversation.encode(template), conversation.ignored
         special = body.boolean_or("add_special_tokens", True)
-        return state.tokenizer.encode(prompt, add_special_tokens=special)
+        return state.tokenizer.encode(prompt, add_special_tokens=special), ()
 
-    tokens = await _read(state, http, endpoint=Endpoint.TOKENIZE, work=work)
+    tokens, headers = await _read(state, http, endpoint=Endpoint.TOKENIZE, work=work)
     welcome = state.client.welcome
     limit = welcome.max_model_len if welcome is not None else None
-    await send_json(http.send, {"tokens": tokens, "count": len(tokens), "max_model_len": limit})
+    body = {"tokens": tokens, "count": len(tokens), "max_model_len": limit}
+    await send_json(http.send, body, headers=headers)
 
 
 async def detokenize(state: ServerState, http: Exchange) -> None:
     """The text of token ids, control tokens included."""
 
-    def work(body: TypedBody) -> str:
+    def work(body: TypedBody) -> tuple[str, Sequence[str]]:
         tokens = body.integers("tokens")
         check_ids(tokens, state.tokenizer.vocab_size, "tokens")
-        return state.tokenizer.decode(tokens, skip_special_tokens=False)
+        return state.tokenizer.decode(tokens, skip_special_tokens=False), ()
 
-    text = await _read(state, http, endpoint=Endpoint.DETOKENIZE, work=work)
-    await send_json(http.send, {"prompt": text})
+    text, headers = await _read(state, http, endpoint=Endpoint.DETOKENIZE, work=work)
+    await send_json(http.send, {"prompt": text}, headers=headers)
 
 
 async def apply_template(state: ServerState, http: Exchange) -> None:
     """The prompt that a chat makes, as text."""
 
-    def work(body: TypedBody) -> str:
+    def work(body: TypedBody) -> tuple[str, Sequence[str]]:
         template = state.template()
-        return chat_conversation(body, template).render(template)
+        conversation = chat_conversation(body, template)
+        return conversation.render(template), conversation.ignored
 
-    text = await _read(state, http, endpoint=Endpoint.APPLY_TEMPLATE, work=work)
-    await send_json(http.send, {"prompt": text})
+    text, headers = await _read(state, http, endpoint=Endpoint.APPLY_TEMPLATE, work=work)
+    await send_json(http.send, {"prompt": text}, headers=headers)
 
 
 async def _read(
-    state: ServerState, http: Exchange, *, endpoint: Endpoint, work: Callable[[TypedBody], _Result]
-) -> _Result:
-    def checked(values: dict[str, object]) -> _Result:
-        body, _, _ = read_body(state, values, endpoint)
-        return work(body)
+    state: ServerState,
+    http: Exchange,
+    *,
+    endpoint: Endpoint,
+    work: Callable[[TypedBody], tuple[_Result, Sequence[str]]],
+) -> tuple[_Result, _Headers]:
+    """What ``work`` makes of the body, and the header that names what was ignored in it."""
+
+    def checked(values: dict[str, object]) -> tuple[_Result, _Headers]:
+        body, _, ignored = read_body(state, values, endpoint)
+        result, more = work(body)
+        return result, ignored_header([*ignored, *more])
 
     return await read_values(state, http, checked)
