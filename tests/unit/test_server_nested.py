@@ -259,5 +259,10 @@ def test_what_libraries_send_back_is_taken(play: Any) -> None:
         assert (await here.chat(messages=[echoed, RESULT | {"role": "user"}])).status_code == 400
         user = {"role": "user", "content": "x"}
         assert (await here.chat(messages=[echoed, user])).status_code == 200
+        # Null and an empty list say nothing, whatever they are called.
+        for name in ("tool_call_id", "name", "reasoning_content"):
+            for nothing in (None, []):
+                told = await here.chat(messages=[{**user, name: nothing}])
+                assert told.status_code == 200, (name, nothing, told.text)
 
     play(test)

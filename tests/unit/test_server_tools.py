@@ -294,3 +294,29 @@ def test_a_chat_with_tools_that_calls_none(play: Any) -> None:
         assert len(told["choices"][0]["logprobs"]["content"]) == 5
 
     play(test)
+
+
+def test_a_call_that_is_cut_off_says_so_in_each_protocol(play: Any) -> None:
+    async def test(here: Served) -> None:
+        told = {"name": "population", "parameters": SCHEMA}
+        ask = {"tools": [{"type": "function", "function": told}], "tool_choice": "required"}
+        choice = (await here.chat(**ask, max_tokens=12)).json()["choices"][0]
+        assert choice["finish_reason"] == "length"
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"]["arguments"].startswith("{")
+        with pytest.raises(json.JSONDecodeError):
+            json.loads(call["function"]["arguments"])
+        early = (await here.chat(**ask, max_tokens=6)).json()["choices"][0]
+        assert "tool_calls" not in early["message"]
+        assert early["message"]["content"]
+        flat = {"tools": [{"type": "function", **told}], "tool_choice": "required"}
+        answer = (await here.respond(**flat, max_output_tokens=16)).json()
+        assert answer["status"] == answer["output"][-1]["status"] == "incomplete"
+        shaped = {"name": "population", "input_schema": SCHEMA}
+        message = (
+            await here.messages(tools=[shaped], tool_choice={"type": "any"}, max_tokens=12)
+        ).json()
+        assert message["stop_reason"] == "max_tokens"
+        assert message["content"][-1]["input"] == {}
+
+    play(test)

@@ -227,7 +227,9 @@ FIELDS = (
         at=TEMPLATE,
     ),
     _honoured(
-        "echo", BOOLEAN, "put the prompt before the text, and with logprobs its own before theirs",
+        "echo", BOOLEAN,
+        "put the prompt before the text, and with logprobs its own before theirs; the first of "
+        "them is null, for no token stands before it",
         at=COMPLETIONS,
     ),
     _honoured(

@@ -133,9 +133,10 @@ def _body(endpoint: Endpoint) -> Shape:
         "additionalProperties": False,
     }
     if endpoint in TOKENIZE:
+        given = {field.name: field.shape for field in rows if field.name in ("prompt", "messages")}
         body["oneOf"] = [
-            {"required": [name], "properties": {name: {"not": NULL}}}
-            for name in ("prompt", "messages")
+            {"required": [name], "properties": {**dict.fromkeys(given, NULL), name: shape}}
+            for name, shape in given.items()
         ]
     return body
 

@@ -134,8 +134,8 @@ RESPONSES_TOOLS = listing(
     either(
         tools.RESPONSES_TOOLS.tool,
         {
-            "type": "object", "properties": {"type": {"type": "string", "not": word("function")}},
-            "required": ["type"],
+            "type": "object", "required": ["type"],
+            "properties": {"type": text(pattern=r"^(?!function$)[\s\S]*$", said="a kind of tool")},
         },
     ),
 )  # fmt: skip

@@ -146,7 +146,7 @@ def _normal_message(message: Any, where: str, ids: CallIds) -> Message:  # noqa:
     check_shape(message, CHAT_MESSAGE, where)
     normal: Message = {"role": ROLES[message["role"]]}
     for key in ("tool_call_id", "name", "reasoning_content"):
-        if message.get(key) is not None:
+        if message.get(key) not in (None, []):
             normal[key] = message[key]
     if "tool_call_id" in normal:
         ids.answered(normal["tool_call_id"], f"{where}.tool_call_id")
