@@ -7,7 +7,10 @@ from octavo.errors import InvalidRequestError
 
 def shown_name(name: object) -> str:
     """A client's own name as it may appear in an error: short, printable ASCII."""
-    return "".join(c if c.isascii() and c.isprintable() else "?" for c in str(name)[:64])
+    short = str(name)[:64]
+    if short.isascii() and short.isprintable():
+        return short
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in short)
 
 
 def wrong(place: str, why: str) -> InvalidRequestError:

@@ -21,6 +21,11 @@ _TYPES: Final = {
     "null": type(None), "boolean": bool, "integer": int, "number": float, "string": str,
     "array": Sequence, "object": Mapping,
 }  # fmt: skip
+# What a parsed body is made of; a program may give other kinds.
+_OF_JSON: Final[dict[type, str]] = {
+    type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string",
+    list: "array", dict: "object",
+}  # fmt: skip
 _WORDS: Final = {
     "null": "null", "boolean": "true or false", "integer": "an integer", "number": "a number",
     "string": "a string", "array": "a list", "object": "an object",
@@ -39,7 +44,9 @@ def check_shape(value: object, shape: Shape, where: str) -> None:
     kind = _kind(value)
     if "anyOf" in found:
         _check_any(value, list(map(_resolved, found["anyOf"])), where)
-    elif kind not in _kinds(found) or not _is_among(value, found.get("enum")):
+    elif (kind != found.get("type") and kind not in _kinds(found)) or (
+        "enum" in found and not _is_among(value, found["enum"])
+    ):
         raise wrong(where, f"must be {_told([found])}, not {_shown(value)}")
     elif kind == "object":
         assert isinstance(value, Mapping), "that is its kind"
@@ -162,7 +169,8 @@ def _resolved(shape: Shape) -> Shape:
 
 
 def _kind(value: object) -> str:
-    return next((name for name, kind in _TYPES.items() if isinstance(value, kind)), "")
+    known = _OF_JSON.get(type(value))
+    return known or next((name for name, kind in _TYPES.items() if isinstance(value, kind)), "")
 
 
 def _kinds(shape: Mapping[str, Any]) -> set[str]:
