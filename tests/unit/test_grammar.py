@@ -230,6 +230,12 @@ def test_a_bad_grammar_is_refused_in_one_line(compiler: GrammarCompiler, grammar
     (json_schema({"not": {}}), 'Unimplemented keys: ["not"]; leave them out'),
     (json_schema({"type": "string", "format": "odd"}),
      "Unknown format: odd; leave it out, or say it with pattern"),
+    (Grammar(kind="lark", text='start: "(" %json {"not": {}}'),
+     'Unimplemented keys: ["not"]; leave them out'),
+    (Grammar(kind="lark", text='start: "(" %json {"$ref": "file:///x"}'),
+     "a $ref leads out of the schema"),
+    (Grammar(kind="lark", text='start: "(" %json {"pattern": "b(", "type": "string"}'),
+     'invalid regular expression: unclosed group, at "("'),
 ], ids=lambda given: getattr(given, "text", given)[:24])  # fmt: skip
 def test_a_refusal_says_what_is_wrong_and_what_to_do(
     compiler: GrammarCompiler, grammar: Grammar, error: str

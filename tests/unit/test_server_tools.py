@@ -214,6 +214,24 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOLD = {"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA}}
 
 
+@pytest.mark.parametrize(("text", "whole"), [
+    ("Hello.", False),
+    ('<tool_call>\n{"name": "f", "argum', False),
+    ('<tool_call>\n{"name": "f", "arguments": {"city": "', False),
+    ('<tool_call>\n{"name": "f", "arguments": {"city": {"a": 1}', False),
+    ('<tool_call>\n{"name": "f", "arguments": {"city": 1}', True),
+    ('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n', True),
+    ('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call> So', True),
+])  # fmt: skip
+def test_a_call_that_is_cut_off_is_no_end_by_calls(
+    smollm2_text: Any, text: str, whole: bool
+) -> None:
+    form = AnswerForm(tokenizer=smollm2_text[1], tools=read(tools=[function()]))
+    reader = form.reader()
+    answer_message(reader.read_text(text, (), is_last=True))
+    assert reader.has_called is whole
+
+
 def test_three_protocols_tell_a_model_the_same() -> None:
     named = {"name": "f", "description": "d"}
     chat = {"tools": [TOLD], "tool_choice": {"type": "function", "function": {"name": "f"}}}

@@ -72,6 +72,11 @@ class AnswerReader:
         return self._tools.num_calls if self._tools is not None else 0
 
     @property
+    def has_called(self) -> bool:
+        """Whether there are calls, of which the last was not cut off, say by a stop string."""
+        return self._tools is not None and self.num_calls > 0 and not self._tools.is_in_call
+
+    @property
     def num_reasoning_tokens(self) -> int:
         """Tokens of the reasoning so far, up to the one that completes its end."""
         parser = self._reasoning

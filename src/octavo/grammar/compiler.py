@@ -29,6 +29,7 @@ _MAX_ERROR_CHARS = 300
 # Of a line: a long pattern is quoted twice, before what is wrong with it.
 _MAX_LINE_CHARS = 90
 _MAX_QUOTED_CHARS = 42
+_NESTED_SIGN = "failed to compile JSON schema: "
 _REGEX_SIGN = "regex parse error:\n"
 # How a message about a schema begins → what it does not say.
 _REMEDIES = {
@@ -131,6 +132,9 @@ def _one_line(text: str) -> str:
     """A library's message, short, without a control character or its inner state."""
     if STATE in text or text.startswith("oneOf "):
         return failure_of(text)
+    _, nested, inner = text.partition(_NESTED_SIGN)
+    if nested:  # the schema of a tool, in a grammar that nobody sent
+        text = inner if inner.startswith(_REGEX_SIGN) else inner.splitlines()[0]
     if _REGEX_SIGN in text:
         text = _regex_failure(text)
     elif text.startswith("Resource "):

@@ -112,16 +112,15 @@ class _Writer(OpenAIFraming):
         logprobs = None
         if self._top is not None:
             logprobs = chat_logprobs(choice.logprobs, self._tokenizer, top=self._top)
-        pieces = self._readers[index].read_text(
-            "".join(choice.text), choice.token_ids, is_last=True
-        )
+        reader = self._readers[index]
+        pieces = reader.read_text("".join(choice.text), choice.token_ids, is_last=True)
         message = {**answer_message(pieces), "refusal": None}
         return {
             **({"token_ids": choice.token_ids} if self._call.shows_ids else {}),
             "index": index,
             "message": message,
             "logprobs": logprobs,
-            "finish_reason": finish_text(choice.finish_reason, calls="tool_calls" in message),
+            "finish_reason": finish_text(choice.finish_reason, calls=reader.has_called),
         }
 
     def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
@@ -144,7 +143,7 @@ class _Writer(OpenAIFraming):
                 more = b"" if at else self._more(delta)
                 chunks.append(self._chunk(delta.branch, content, more=more))
             if delta.finish_reason is not None:
-                calls = self._readers[delta.branch].num_calls > 0
+                calls = self._readers[delta.branch].has_called
                 finish = encode_json(finish_text(delta.finish_reason, calls=calls))
                 chunks.append(self._chunk(delta.branch, b"{}", finish=finish))
         if self._call.include_usage and generation.has_ended:

@@ -77,6 +77,11 @@ class ToolParser:
         pieces, self._pieces = self._pieces, []
         return pieces
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether the arguments of a call have begun and not ended."""
+        return self._state == self._arguments
+
     def finish(self) -> list[Piece]:
         """The rest: the answer has ended."""
         while self._held or self._opening:
