@@ -7,9 +7,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 #include <type_traits>
+
+#include "require.hpp"
 
 namespace octavo {
 
@@ -20,10 +21,6 @@ using Array = nb::ndarray<T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
 using Ints = Array<const int32_t, 1>;
 using Floats = Array<const float, 1>;
 using Bytes = Array<const uint8_t, 1>;
-
-inline void require(bool ok, const char* what) {
-  if (!ok) throw std::invalid_argument(what);
-}
 
 template <class T>
 std::string dtype_name() {

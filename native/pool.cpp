@@ -13,6 +13,8 @@
 #include <immintrin.h>
 #endif
 
+#include "require.hpp"
+
 namespace octavo {
 namespace {
 
@@ -43,6 +45,7 @@ FloatControl::~FloatControl() { (void)saved_; }
 #endif
 
 ThreadPool::ThreadPool(int threads) : threads_(threads), owner_(getpid()) {
+  require(threads >= 1 && threads <= kMaxThreads, "threads out of range");
   workers_.resize(size_t(threads - 1));
   for (int i = 1; i < threads; ++i) {
     Worker& worker = workers_[size_t(i - 1)];

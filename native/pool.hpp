@@ -29,6 +29,7 @@ class ThreadPool {
  public:
   using Function = void (*)(void* context, int thread);
 
+  // Throws std::invalid_argument unless 1 <= threads <= kMaxThreads.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

@@ -35,7 +35,7 @@ Answer sample_row_of(const Floats& logits, nb::handle row) {
   check_ids(history, vocab, "history");
   check_ids(bias_ids, vocab, "bias_ids");
   check_ids(banned_ids, vocab, "banned_ids");
-  if (bias_ids.size() != bias_values.size()) throw std::invalid_argument("bias lengths differ");
+  require(bias_ids.size() == bias_values.size(), "bias lengths differ");
   SampleRow in;
   in.seed = nb::cast<std::uint64_t>(row.attr("seed"));
   in.branch = nb::cast<std::int32_t>(row.attr("branch"));
@@ -61,7 +61,7 @@ Answer sample_row_of(const Floats& logits, nb::handle row) {
   Array<const uint32_t, 1> mask;
   if (!row.attr("mask").is_none()) {
     mask = array_in<const uint32_t, 1>(row, "mask");
-    if (mask.size() != (logits.size() + 31) / 32) throw std::invalid_argument("mask length");
+    require(mask.size() == (logits.size() + 31) / 32, "mask length");
     in.mask = mask.data();
   }
   const std::size_t room = in.num_logprobs > 0 ? static_cast<std::size_t>(in.num_logprobs) : 0;

@@ -127,3 +127,13 @@ def test_op_times_count_what_ran():
     assert times["attention"].operations >= before_last + 3 * per_pair
     executor.start_profile()
     assert executor.op_times() == []
+
+
+def test_no_more_threads_than_the_pool_takes(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: range(400))
+    monkeypatch.setattr("octavo.backends.native.machine.cpu_quota", lambda: None)
+    assert default_num_threads() == 256
+    for probe in (_native.probe_barrier_ns, _native.probe_read_gbs, _native.probe_int8_gops):
+        for threads in (0, -1, 257):
+            with pytest.raises(ValueError, match="threads"):
+                probe(threads)

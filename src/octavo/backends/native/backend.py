@@ -114,7 +114,7 @@ def _check_isa(isa: str) -> str:
 def _check_threads(num_threads: int) -> int:
     if not 0 <= num_threads <= MAX_THREADS:
         _refuse("num_threads", f"is {num_threads}; it must be between 0 and {MAX_THREADS}")
-    return num_threads or min(default_num_threads(), MAX_THREADS)
+    return num_threads or default_num_threads()
 
 
 def _check_options(options: BackendOptions, layout: CacheLayout) -> None:

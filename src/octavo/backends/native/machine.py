@@ -7,13 +7,14 @@ import os
 from pathlib import Path
 
 from octavo import _native
+from octavo.config import MAX_THREADS
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def default_num_threads() -> int:
-    """Processors that the affinity mask allows, capped by the cgroup's CPU quota; at least 1."""
-    allowed = len(os.sched_getaffinity(0))
+    """Processors that the affinity mask and the cgroup's CPU quota allow, within 1…MAX_THREADS."""
+    allowed = min(len(os.sched_getaffinity(0)), MAX_THREADS)
     quota = cpu_quota()
     return max(1, allowed if quota is None else min(allowed, math.ceil(quota)))
 
