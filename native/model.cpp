@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <stdexcept>
+
+#include "require.hpp"
 
 namespace octavo {
 namespace {
@@ -37,6 +38,10 @@ float weight_rms(const RawTensor& t) {
   return float(std::sqrt(squares / (double(samples) * t.columns)));
 }
 
+void require_bias(const std::vector<float>& bias, const RawTensor& weight) {
+  require(bias.empty() || bias.size() == size_t(weight.rows), "a bias has a value per row");
+}
+
 }  // namespace
 
 Model::Model(const ModelOptions& options)
@@ -56,6 +61,7 @@ void Model::append_panels(Linear& linear, int tensor, int column) const {
 }
 
 Model::Linear Model::make_linear(const std::vector<RawTensor>& tensors, bool row_parallel) const {
+  require(!tensors.empty(), "no weights");
   Linear linear;
   linear.tensors = tensors;
   linear.groups = groups_of(tensors[0].columns);
@@ -78,6 +84,8 @@ void Model::set_embedding(const RawTensor& table, float scale) {
 void Model::add_norm_linear(std::vector<float> norm, float eps,
                             const std::vector<RawTensor>& weights,
                             const std::vector<std::vector<float>>& biases) {
+  require(biases.size() == weights.size(), "one bias per weight, empty where there is none");
+  for (size_t i = 0; i < biases.size(); ++i) require_bias(biases[i], weights[i]);
   Op op{Stage::norm_linear, padded(std::move(norm)), eps, make_linear(weights, false), {}, {}, 0};
   op.first.wide = kQkvOutlier;
   const bool any = std::any_of(biases.begin(), biases.end(), [](auto& b) { return !b.empty(); });
@@ -103,6 +111,7 @@ void Model::add_attention(const AttentionSpec& spec) {
 }
 
 void Model::add_linear_residual(const RawTensor& weight, const std::vector<float>& bias) {
+  require_bias(bias, weight);
   Op op{Stage::linear_residual, {}, 0.0f, make_linear({weight}, true), {}, {}, 0};
   op.first.wide = kAttentionShare / weight_rms(weight);
   if (!bias.empty()) op.first.bias = padded(bias);
@@ -227,13 +236,69 @@ void Model::allocate_scratch() {
   queue_ = std::make_unique<WorkQueue>(options_.threads);
 }
 
+void Model::check_attention(const AttentionSpec& spec) const {
+  const KvLayout& kv = options_.kv;
+  require(spec.kv_heads == kv.num_kv_heads && spec.head_dim == kv.head_dim,
+          "attention has other KV heads than the pool");
+  require(spec.group >= 0 && spec.group < int(kv.group_layers.size()) && spec.layer >= 0 &&
+              spec.layer < kv.group_layers[size_t(spec.group)],
+          "the pool has no such layer");
+  require(spec.heads > 0 && spec.heads % spec.kv_heads == 0 &&
+              spec.heads / spec.kv_heads <= kMaxHeadRatio,
+          "query heads must be a multiple of KV heads, at most 64 times as many");
+  require(2 * spec.inv_freq.size() <= size_t(spec.head_dim), "more frequencies than pairs");
+}
+
+// Shapes against one another: the walk goes by them without asking.
+void Model::check_program() const {
+  const int hidden = options_.hidden;
+  require(embedding_.columns == hidden, "the embedding is not as wide as the hidden state");
+  AttentionSpec attention;  // the last one
+  int outputs = 0;          // of the op before
+  for (const Op& op : ops_) {
+    const std::vector<RawTensor>& tensors = op.first.tensors;
+    for (const RawTensor& tensor : tensors) {
+      require(tensor.columns == tensors[0].columns, "weights of one input differ in columns");
+    }
+    require(op.norm.empty() ||
+                (op.norm.size() == size_t(groups_of(hidden)) * kGroup &&
+                 tensors[0].columns == hidden),
+            "a norm or its weights are not as wide as the hidden state");
+    switch (op.kind) {
+      case Stage::attention:
+        attention = op.attention;
+        check_attention(attention);
+        require(outputs == (attention.heads + 2 * attention.kv_heads) * attention.head_dim,
+                "an attention op must follow the projection of its q, k and v");
+        break;
+      case Stage::linear_residual:
+        require(tensors[0].columns == attention.heads * attention.head_dim &&
+                    tensors[0].rows == hidden,
+                "an output projection fits neither its attention nor the hidden state");
+        break;
+      case Stage::norm_mlp: {
+        const RawTensor& down = op.second.tensors[0];
+        require(tensors[1].rows == tensors[0].rows && down.columns == tensors[0].rows &&
+                    down.rows == hidden,
+                "gate, up and down do not fit one another");
+        break;
+      }
+      case Stage::head:
+        require(tensors[0].rows == options_.vocab, "the head must have a row per token");
+        break;
+      default: break;
+    }
+    outputs = op.first.outputs;
+  }
+}
+
 void Model::finish() {
   for (size_t i = 0; i < ops_.size(); ++i) {
     if (ops_[i].kind != Stage::attention) continue;
-    if (i + 1 == ops_.size() || ops_[i + 1].kind != Stage::linear_residual) {
-      throw std::invalid_argument("an attention op must be followed by its output projection");
-    }
+    require(i + 1 < ops_.size() && ops_[i + 1].kind == Stage::linear_residual,
+            "an attention op must be followed by its output projection");
   }
+  check_program();
   place_and_pack();
   kv_ = KvPool(options_.kv);
   allocate_scratch();
@@ -251,9 +316,6 @@ void Model::start_profile() {
 }
 
 void Model::check(const StepArrays& step) const {
-  const auto require = [](bool ok, const char* what) {
-    if (!ok) throw std::invalid_argument(what);
-  };
   require(pool_->alive(), "the model belongs to another process; load it again after fork()");
   require(step.num_tokens <= options_.max_tokens, "more tokens than max_tokens");
   require(step.tables.size() == options_.kv.group_layers.size(), "one block table per KV group");

@@ -94,7 +94,8 @@ class Model {
   void add_norm_mlp(std::vector<float> norm, float eps, const RawTensor& gate,
                     const RawTensor& up, const RawTensor& down);
   void set_head(std::vector<float> norm, float eps, const RawTensor& weight);
-  // Packs the weights and allocates pool and scratch.
+  // Packs the weights and allocates pool and scratch. Throws std::invalid_argument where an op
+  // does not fit the others or the pool.
   void finish();
 
   // Throws std::invalid_argument before anything is computed; afterwards never.
@@ -161,6 +162,8 @@ class Model {
 
   Linear make_linear(const std::vector<RawTensor>& tensors, bool row_parallel) const;
   void append_panels(Linear& linear, int tensor, int column) const;
+  void check_attention(const AttentionSpec& spec) const;
+  void check_program() const;
   void place_and_pack();
   void allocate_scratch();
   void check(const StepArrays& step) const;

@@ -40,6 +40,7 @@ RawTensor raw_tensor(nb::handle handle) {
   tensor.data = data.data();
   require(known_type(tensor.type), "unknown tensor type");
   require(tensor.rows > 0 && tensor.columns > 0, "empty tensor");
+  require(whole_blocks(tensor.type, tensor.columns), "columns end within a block");
   require(row_bytes(tensor.type, tensor.columns) * size_t(tensor.rows) == data.size(),
           "tensor bytes do not match its shape");
   return tensor;
@@ -123,7 +124,9 @@ nb::tuple forward(BoundModel& model, nb::handle batch, nb::handle output) {
   nb::object tokens = nb::steal(PyTuple_New(Py_ssize_t(n)));
   if (!tokens.is_valid()) throw nb::python_error();
   for (size_t i = 0; i < n; ++i) {
-    PyTuple_SET_ITEM(tokens.ptr(), Py_ssize_t(i), PyLong_FromLong(step.results[i].token));
+    PyObject* token = PyLong_FromLong(step.results[i].token);
+    if (token == nullptr) throw nb::python_error();
+    PyTuple_SET_ITEM(tokens.ptr(), Py_ssize_t(i), token);
     if (outputs) outputs->logprobs.data()[i] = step.results[i].logprob;
   }
   return nb::borrow<nb::tuple>(tokens);
@@ -140,7 +143,6 @@ BoundModel* make_model(const nb::dict& o) {
   options.int8_activations = nb::cast<bool>(o["int8_activations"]);
   options.kernels = find_kernels(nb::cast<std::string>(o["isa"]));
   require(options.kernels != nullptr, "unsupported instruction set");
-  require(options.threads >= 1 && options.threads <= kMaxThreads, "threads out of range");
   options.kv.type = nb::cast<bool>(o["int8_kv"]) ? KvType::int8 : KvType::bf16;
   options.kv.block_size = integer("block_size");
   options.kv.num_blocks = integer("num_blocks");

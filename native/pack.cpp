@@ -229,6 +229,8 @@ bool known_type(int type) { return find_type(type) != nullptr; }
 
 Format format_of(int type) { return find_type(type)->format; }
 
+bool whole_blocks(int type, int columns) { return columns % find_type(type)->block_elements == 0; }
+
 size_t row_bytes(int type, int columns) {
   const TypeInfo* info = find_type(type);
   return size_t(columns / info->block_elements) * size_t(info->block_bytes);

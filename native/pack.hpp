@@ -19,6 +19,8 @@ struct RawTensor {
 // False for a type that this backend does not know.
 bool known_type(int type);
 Format format_of(int type);
+// Whether `columns` elements are whole blocks, as every row must be.
+bool whole_blocks(int type, int columns);
 size_t row_bytes(int type, int columns);
 // Packs rows [row, row + 32) (missing ones as zeros) of `groups` = ceil(columns / 32) groups.
 void pack_panel(const RawTensor& tensor, int row, uint8_t* out);

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,40 @@ TUPLES = ["block_tables", "first_position"]
 # Of these any length holds: other arrays say what of them is read.
 FREE = ["history", "bias_ids", "banned_ids", "masks", "token_index"]
 OUTPUTS = ["logprobs", "top_ids", "top_logprobs", "logits", "hidden"]
+
+
+# Of a model with one layer of two heads, and as many KV heads, of 16.
+OPTIONS = {
+    "hidden": 32, "vocab": 8, "k_slices": 1, "threads": 1, "max_tokens": 16,
+    "int8_activations": False, "isa": "scalar", "int8_kv": False, "block_size": 16,
+    "num_blocks": 2, "group_layers": [1], "kv_heads": 2, "head_dim": 16,
+}  # fmt: skip
+SHAPES = {
+    "table": (8, 32), "qkv": (96, 32), "out": (32, 32), "up": (64, 32), "down": (32, 64),
+    "head": (8, 32),
+}  # fmt: skip
+ATTENTION = {
+    "layer": 0, "group": 0, "heads": 2, "kv_heads": 2, "head_dim": 16, "scale": 0.25,
+    "window": 0, "interleaved": False, "inv_freq": [1.0] * 8,
+}  # fmt: skip
+
+
+def matrix(rows: int, columns: int) -> tuple[int, int, int, np.ndarray]:
+    return 0, rows, columns, np.zeros(rows * columns * 4, np.uint8)
+
+
+def build(**changed: Any) -> None:
+    """Make the model whose shapes, or members of its attention op, differ in ``changed``."""
+    model = _native.Model(OPTIONS)
+    raw = {name: matrix(*changed.get(name, shape)) for name, shape in SHAPES.items()}
+    norm, none = np.ones(changed.get("norm", 32), np.float32), np.empty(0, np.float32)
+    model.set_embedding(raw["table"], 1.0)
+    model.add_norm_linear(norm, 1e-5, [raw["qkv"]], [none])
+    model.add_attention({name: changed.get(name, value) for name, value in ATTENTION.items()})
+    model.add_linear_residual(raw["out"], none)
+    model.add_norm_mlp(norm, 1e-5, matrix(64, 32), raw["up"], raw["down"])
+    model.set_head(norm, 1e-5, raw["head"])
+    model.finish()
 
 
 @pytest.fixture(scope="module")
@@ -198,3 +233,48 @@ def test_the_other_calls_convert_nothing_either(executor):
         _native.sample_row(np.zeros(8, np.float64), row)
     with pytest.raises(TypeError, match="banned_ids"):
         _native.sample_row(np.zeros(8, np.float32), replace(row, banned_ids=np.array([1])))
+
+
+def test_a_row_that_ends_within_a_block_is_refused():
+    for type_number, columns, block_bytes in ((2, 48, 18), (12, 288, 144)):
+        raw = (type_number, 1, columns, np.zeros(block_bytes, np.uint8))
+        with pytest.raises(ValueError, match="block"):
+            _native.dequantize(raw, np.zeros((1, columns), np.float32))
+
+
+def test_a_bias_has_a_value_per_row():
+    norm, weight, short = np.ones(32, np.float32), matrix(32, 32), np.ones(31, np.float32)
+    for biases in ([], [short], [short, short]):
+        with pytest.raises(ValueError, match="bias"):
+            _native.Model(OPTIONS).add_norm_linear(norm, 1e-5, [weight], biases)
+    with pytest.raises(ValueError, match="bias"):
+        _native.Model(OPTIONS).add_linear_residual(weight, short)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"table": (8, 64)},
+        {"norm": 64},
+        {"qkv": (95, 32)},
+        {"qkv": (96, 64)},
+        {"out": (64, 32)},
+        {"out": (32, 64)},
+        {"up": (32, 32)},
+        {"down": (32, 32)},
+        {"down": (64, 64)},
+        {"head": (9, 32)},
+        {"heads": 4},
+        {"kv_heads": 1},
+        {"head_dim": 32},
+        {"group": 1},
+        {"layer": 1},
+        {"layer": -1},
+        {"inv_freq": [1.0] * 9},
+    ],
+)
+def test_ops_that_do_not_fit_one_another_are_refused(changed):
+    """Otherwise the walk would read or write beyond an array."""
+    build()
+    with pytest.raises(ValueError, match=r"hidden|attention|columns|gate|head|layer|frequencies"):
+        build(**changed)
