@@ -30,6 +30,13 @@ from servers import HttpWorkload, Server, llama_server, octavo_server
 RESULTS = Path(__file__).resolve().parent / "results"
 QUIET_LOAD = 0.5
 
+# What each kind of comparison has no use for, and refuses.
+IDLE = {
+    "engine": ("server", "streams", "rate", "num_requests", "prompt_lengths", "output_lengths",
+               "slo_ttft_s", "slo_tpot_s"),
+    "http": ("vllm_python", "openvino_python", "concurrency", "prefill_tokens"),
+}  # fmt: skip
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the rounds and store them. Returns 0 if at least one engine gave figures."""
@@ -60,7 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             threads=options.threads,
         )
     )
+    names = ", ".join(each.name for each in contenders)
     contenders = [each for each in contenders if options.only in each.name]
+    if not contenders:
+        sys.exit(f"--only {options.only}: no engine of that name; there are {names}")
     path = RESULTS / f"{options.name or options.what}.json"
     data = {
         "kind": options.what,
@@ -183,12 +193,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("what", choices=("engine", "http"))
     parser.add_argument("--model", default="smollm2", help="alias or GGUF file")
     parser.add_argument("--name", help="of the results file (default: engine or http)")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument(
         "--append", action="store_true", help="add rounds to those in the results file"
     )
     parser.add_argument("--only", default="", help="run engines whose name contains this")
-    parser.add_argument("--threads", type=int, default=machine_facts()["cores"])
+    parser.add_argument("--threads", type=positive, default=machine_facts()["cores"])
     peers = parser.add_argument_group("peers")
     peers.add_argument("--llama-bin", type=Path, help="folder of llama.cpp's programs")
     peers.add_argument(
@@ -204,14 +214,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="http: any other server; {port} in the command is replaced",
     )  # fmt: skip
     work = parser.add_argument_group("workload")
-    work.add_argument("--prompt-tokens", type=int, default=128, help="except for open loops")
-    work.add_argument("--output-tokens", type=int, default=128, help="except for open loops")
+    work.add_argument("--prompt-tokens", type=positive, default=128, help="except for open loops")
+    work.add_argument("--output-tokens", type=positive, default=128, help="except for open loops")
     work.add_argument("--concurrency", type=integers, default=(1, 4, 16, 32), help="engine")
-    work.add_argument("--prefill-tokens", type=int, default=512, help="engine")
+    work.add_argument("--prefill-tokens", type=positive, default=512, help="engine")
     load = parser.add_argument_group("http workload")
-    load.add_argument("--streams", type=int, default=16)
+    load.add_argument("--streams", type=positive, default=16)
     load.add_argument("--rate", type=float, default=3.0)
-    load.add_argument("--num-requests", type=int, default=300)
+    load.add_argument("--num-requests", type=positive, default=300)
     load.add_argument("--prompt-lengths", default="exponential:161")
     load.add_argument("--output-lengths", default="exponential:100")
     load.add_argument("--slo-ttft-s", type=float, default=2.0)
@@ -221,12 +231,28 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         values = vars(options)
         if (values[f"{name}_python"] is None) != (values[f"{name}_model"] is None):
             parser.error(f"--{name}-python and --{name}-model go together")
+    for name in ("llama_gguf", "server"):
+        for text in vars(options)[name]:
+            if not all(text.partition("=")):
+                parser.error(f"--{name.replace('_', '-')} is '{text}'; write NAME=…")
+    if options.what == "engine" and options.output_tokens < 2:
+        parser.error("--output-tokens is 1; decoding begins with the second: ask for 2 or more")
+    for name in IDLE[options.what]:
+        if vars(options)[name] != parser.get_default(name):
+            parser.error(f"--{name.replace('_', '-')} does nothing for {options.what}")
     return options
+
+
+def positive(text: str) -> int:
+    """A whole number above 0."""
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number above 0")
+    return int(text)
 
 
 def integers(text: str) -> tuple[int, ...]:
     """``1,4,16``"""
-    return tuple(int(part) for part in text.split(","))
+    return tuple(positive(part) for part in text.split(","))
 
 
 if __name__ == "__main__":

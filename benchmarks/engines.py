@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from octavo.bench.report import ABSENT
 from process import PeerError, run_to_end, stop
 
 ROUND_TIMEOUT_S = 1800.0
@@ -82,7 +83,9 @@ class Octavo:
         ]  # fmt: skip
         report = json.loads(run_to_end(argv, timeout_s=ROUND_TIMEOUT_S).stdout)
         return Measured(
-            rows=report["rows"], facts={**report["facts"], "observed": report["observed"]}
+            # A figure that is absent is told, with its reason, by what was observed.
+            rows=[row for row in report["rows"] if row["tokens_per_s"] != ABSENT],
+            facts={**report["facts"], "observed": report["observed"]},
         )
 
     def close(self) -> None:

@@ -226,17 +226,50 @@ def test_stored_results_can_be_reported() -> None:
 def test_options_make_the_contenders(tmp_path: Path) -> None:
     options = compare.parse(
         ["engine", "--llama-bin", str(tmp_path), "--llama-gguf", f"Q4_0={tmp_path}/q.gguf",
-         "--vllm-python", "p", "--vllm-model", "m", "--server", "other=serve --port {port}"]
+         "--vllm-python", "p", "--vllm-model", "m"]
     )  # fmt: skip
     model = tmp_path / "m.gguf"
     assert [engine.name for engine in compare.engines(options, model)] == [
         "octavo", "llama.cpp, same file", "llama.cpp, Q4_0", "vLLM",
     ]  # fmt: skip
+    options = compare.parse(
+        ["http", "--llama-bin", str(tmp_path), "--llama-gguf", f"Q4_0={tmp_path}/q.gguf",
+         "--server", "other=serve --port {port}"]
+    )  # fmt: skip
     assert [entry.name for entry in compare.servers(options, model)] == [
         "octavo", "llama.cpp, same file", "llama.cpp, Q4_0", "other",
     ]  # fmt: skip
     with pytest.raises(SystemExit):
         compare.parse(["engine", "--vllm-python", "p"])
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("engine --server x=y", "--server does nothing for engine"),
+        ("engine --rate 5", "--rate does nothing for engine"),
+        ("http --concurrency 3", "--concurrency does nothing for http"),
+        ("http --vllm-python p --vllm-model m", "--vllm-python does nothing for http"),
+        ("engine --llama-gguf Q4_0", "--llama-gguf is 'Q4_0'; write NAME="),
+        ("engine --output-tokens 1", "--output-tokens is 1"),
+        ("engine --rounds 0", "'0' must be a whole number above 0"),
+        ("engine --threads -1", "'-1' must be a whole number above 0"),
+        ("engine --concurrency 1,x", "'x' must be a whole number above 0"),
+    ],
+)
+def test_what_a_comparison_cannot_use_is_refused(
+    given: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        compare.parse(given.split())
+    assert named in capsys.readouterr().err
+
+
+def test_a_name_that_no_engine_has_is_refused(tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    model.touch()
+    with pytest.raises(SystemExit, match=r"--only zzz.*octavo"):
+        compare.main(["engine", "--model", str(model), "--only", "zzz"])
 
 
 def test_http_runs_are_alike_for_every_server() -> None:

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,11 +29,12 @@ from octavo.bench.step import (
     gap_row,
     measure_gaps,
     profile_rows,
+    unseen_gaps,
 )
 from octavo.bench.throughput import ThroughputWorkload, measure_throughput
 from octavo.bench.waste import WasteMeter
 from octavo.config import EngineConfig
-from octavo.errors import EngineError
+from octavo.errors import ConfigError, EngineError
 from octavo.testing.fake_runner import FakeRunner, make_info
 from octavo.worker import ModelRunner
 
@@ -144,6 +146,58 @@ def test_a_profile_has_rates_per_op() -> None:
 
 def test_no_gaps_are_absent_not_zero() -> None:
     assert gap_row(64, [], [])["p50_us"] == "absent"
+
+
+def test_streams_that_never_decode_together_are_told_with_the_remedy() -> None:
+    marking = MarkingExecutor(ConstantExecutor())
+    worker = ModelRunner(marking, make_info(num_blocks=256), max_slots=64)
+    workload = StepWorkload(prompt_tokens=8, steps=1)
+    gaps, marks = measure_gaps(worker, marking, CONFIG, width=4, workload=workload)
+    assert gaps == []
+    told = str(unseen_gaps([gap_row(4, gaps, marks)])["gaps"])
+    assert "streams 4:" in told
+    assert "raise --steps" in told
+    assert unseen_gaps([{"streams": 1, "gaps": 3}]) == {}
+
+
+@pytest.mark.timeout(20)
+def test_streams_that_the_engine_refuses_end_the_benchmark() -> None:
+    marking = MarkingExecutor(ConstantExecutor())
+    worker = ModelRunner(marking, make_info(num_blocks=256), max_slots=64)
+    full = replace(CONFIG, scheduler=replace(CONFIG.scheduler, max_waiting=1))
+    workload = StepWorkload(prompt_tokens=8, steps=4)
+    with pytest.raises(EngineError, match="of 8 streams were refused"):
+        measure_gaps(worker, marking, full, width=8, workload=workload)
+
+
+@pytest.mark.timeout(20)
+def test_what_no_context_holds_is_refused_before_it_is_run() -> None:
+    info = make_info(num_blocks=256)
+    marking = MarkingExecutor(ConstantExecutor())
+    worker = ModelRunner(marking, info, max_slots=64)
+    for prompt, steps in ((info.max_model_len, 4), (8, info.max_model_len - 8), (10**12, 4)):
+        workload = StepWorkload(prompt_tokens=prompt, steps=steps)
+        with pytest.raises(
+            ConfigError, match=f"--steps {steps} .*limit .* is {info.max_model_len}"
+        ):
+            measure_gaps(worker, marking, CONFIG, width=1, workload=workload)
+    for change in ({"prompt_tokens": 10**12}, {"output_tokens": 10**12},
+                   {"prefill_tokens": 10**12}, {"shared_prefix_tokens": 10**12}):  # fmt: skip
+        with pytest.raises(ConfigError, match=str(10**12)):
+            measure_throughput(runner(), CONFIG, ThroughputWorkload(**change))
+    with pytest.raises(ConfigError, match="--output-tokens"):
+        measure_latency(runner(), CONFIG, LatencyWorkload(output_tokens=10**12), waste=WasteMeter())
+
+
+def test_a_rate_of_no_step_is_absent_with_its_reason() -> None:
+    workload = ThroughputWorkload(
+        concurrency=(1,), prompt_tokens=16, output_tokens=1, prefill_prompts=0, repeat=1
+    )
+    samples = measure_throughput(runner(), CONFIG, workload)
+    decode, whole = samples.rows()
+    assert (decode["tokens_per_s"], decode["min"], decode["max"]) == ("absent",) * 3
+    assert whole["tokens_per_s"] != "absent"
+    assert "decode x1: no step was" in samples.unseen()["rates"]
 
 
 def test_a_report_is_json_and_a_table() -> None:

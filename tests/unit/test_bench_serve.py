@@ -293,6 +293,26 @@ def test_the_command_prints_json_and_fails_with_the_server(
         assert json.loads(capsys.readouterr().out)["kind"] == "serve"
 
 
+@pytest.mark.parametrize(
+    "option", ["--rate", "--slo-ttft-s", "--temperature", "--timeout", "--cancel-fraction"]
+)
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", "many"])
+def test_numbers_are_finite(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, add_engine_options=lambda _: None)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["serve", f"{option}={value}"])
+    assert f"argument {option}: '{value}' must be a finite number" in capsys.readouterr().err
+
+
+def test_a_timeout_of_nothing_is_refused() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, add_engine_options=lambda _: None)
+    arguments = parser.parse_args(["serve", "--concurrency", "1", "--timeout", "0"])
+    with pytest.raises(ConfigError, match="--timeout is 0"):
+        run(arguments, lambda _: pytest.fail("no engine is needed"))
+
+
 def test_an_slo_needs_both_limits() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser, add_engine_options=lambda _: None)

@@ -11,7 +11,7 @@ import pytest
 from octavo.bench.lengths import parse_lengths
 from octavo.bench.prompts import PROBE_WORDS, TokenLine, probe_request, prompt_text
 from octavo.bench.traces import read_trace
-from octavo.bench.workload import PlannedRequest, ServeWorkload, plan_requests
+from octavo.bench.workload import PlannedRequest, ServeWorkload, check_trace_use, plan_requests
 from octavo.errors import ConfigError
 
 OPEN = ServeWorkload(rate_per_s=3.0, num_requests=2000, seed=5)
@@ -82,6 +82,23 @@ def test_impossible_workloads_are_refused(change: dict[str, object], named: str)
         plan_requests(replace(OPEN, **change))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"rate_per_s": 3.0, "time_scale": 2.0}, "--time-scale"),
+        ({"concurrency": 3, "length_scale": 2.0}, "--length-scale"),
+        ({"trace": Path("t.csv"), "prompt_tokens": "5"}, "--prompt-tokens"),
+        ({"trace": Path("t.csv"), "output_tokens": "5"}, "--output-tokens"),
+        ({"trace": Path("t.csv"), "rate_per_s": 3.0, "time_scale": 2.0}, "--time-scale"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(change: dict[str, object], named: str) -> None:
+    workload = ServeWorkload(**change)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"{named} would do nothing"):  # noqa: PT012
+        check_trace_use(workload)
+        plan_requests(workload)
+
+
 def test_an_azure_trace_gives_times_and_lengths(tmp_path: Path) -> None:
     path = tmp_path / "azure.csv"
     path.write_text(AZURE)
@@ -111,6 +128,8 @@ def test_a_mooncake_trace_shares_blocks(tmp_path: Path) -> None:
         ("a.csv", "TIMESTAMP,ContextTokens\n2023-11-16 18:17:03.1,5\n"),
         ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,5,5\n"),
         ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.1,many,5\n"),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.1,-5,5\n"),
+        ("a.jsonl", '{"timestamp": 0, "input_length": 5, "output_length": -1}\n'),
         ("a.jsonl", '{"timestamp": 0}\n'),
         ("a.jsonl", "not json\n"),
         ("a.jsonl", ""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -202,8 +203,8 @@ def _serve_options(parser: argparse.ArgumentParser) -> None:
     _integer(load, "--max-prompt-tokens", 0, about="cut longer prompts; 0: never", low=0)
     _integer(load, "--max-output-tokens", 0, about="cut longer outputs; 0: never", low=0)
     slo = parser.add_argument_group("goodput")
-    slo.add_argument("--slo-ttft-s", type=float, help="needs --slo-tpot-s")
-    slo.add_argument("--slo-tpot-s", type=float, help="needs --slo-ttft-s")
+    slo.add_argument("--slo-ttft-s", type=_finite, help="needs --slo-tpot-s")
+    slo.add_argument("--slo-tpot-s", type=_finite, help="needs --slo-ttft-s")
 
 
 def _trace_options(parser: _Adder) -> None:
@@ -217,6 +218,8 @@ def _serve(arguments: argparse.Namespace) -> tuple[Report, int]:
     from octavo.bench.serve import ServeOptions, num_failed, run_serve
     from octavo.bench.workload import ServeWorkload
 
+    if arguments.timeout <= 0:
+        raise ConfigError(f"--timeout is {arguments.timeout:g}; it must be above 0 seconds")
     target = Target(
         url=arguments.url,
         model=arguments.model,
@@ -290,8 +293,18 @@ def _integers(parser: _Adder, option: str, default: tuple[int, ...], *, about: s
 
 def _number(parser: _Adder, option: str, default: float, *, about: str) -> None:
     parser.add_argument(
-        option, type=float, default=default, metavar="X", help=f"{about} (default: {default:g})"
+        option, type=_finite, default=default, metavar="X", help=f"{about} (default: {default:g})"
     )
+
+
+def _finite(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"'{text}' must be a finite number")
+    return value
 
 
 def _at_least(text: str, low: int) -> int:

@@ -15,12 +15,13 @@ from octavo.bench.figures import Outcome, RequestRecord
 from octavo.bench.waste import WasteMeter
 from octavo.config import EngineConfig
 from octavo.core.request import Request, Submit
-from octavo.core.runner import Runner
+from octavo.core.runner import Runner, RunnerInfo
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine import EngineCore
-from octavo.errors import EngineError
+from octavo.errors import ConfigError, EngineError
 
 LEDGER_EVERY_N_STEPS = 16
+NO_SAMPLE = f"no batch ran {LEDGER_EVERY_N_STEPS} steps; raise --output-tokens"
 
 Prompt = tuple[int, ...]
 
@@ -101,6 +102,23 @@ def drive(
             waste.add(engine.ledger().as_dict())
     result.prefix_hit_tokens = engine.stats().counters["prefix_hit_tokens"]
     return result
+
+
+def check_context(info: RunnerInfo, *, beyond: int = 0, **tokens: int) -> None:
+    """Refuse requests that no context holds, by their options, before prompts are made for them.
+
+    ``beyond`` tokens more than the options say are computed.
+
+    Raises:
+        ConfigError: the context is exceeded: requests would be dropped or end early.
+    """
+    total = sum(tokens.values()) + beyond
+    if total > info.max_model_len:
+        named = " and ".join(f"--{name.replace('_', '-')} {n}" for name, n in tokens.items() if n)
+        raise ConfigError(
+            f"{named} need a context of {total} tokens; the limit of one request is "
+            f"{info.max_model_len} here; ask for fewer, or raise --max-model-len or --kv-memory"
+        )
 
 
 def _count(result: DriveResult, width: int, *, computed: int, sampled: int, seconds: float) -> None:

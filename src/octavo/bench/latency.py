@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import asdict, dataclass
 
-from octavo.bench.drive import bench_config, drive, random_prompts
+from octavo.bench.drive import NO_SAMPLE, bench_config, check_context, drive, random_prompts
 from octavo.bench.figures import RequestRecord, latency_rows
 from octavo.bench.machine import machine_state
 from octavo.bench.report import ABSENT, Report, engine_facts, memory_observed
@@ -42,7 +42,7 @@ def run_latency(config: EngineConfig, workload: LatencyWorkload) -> Report:
         workload={**asdict(workload), "concurrency": 1},
         rows=latency_rows(records, gap="ITL ms"),
         observed={
-            **waste.observed(),
+            **waste.observed(NO_SAMPLE),
             "prefix_hit_percent": 0.0,
             "goodput": f"{ABSENT} (no arrivals here; bench serve measures it)",
             **memory,
@@ -54,6 +54,11 @@ def measure_latency(
     runner: Runner, config: EngineConfig, workload: LatencyWorkload, *, waste: WasteMeter
 ) -> list[RequestRecord]:
     """One record per request; one more request before them is not counted."""
+    check_context(
+        runner.info,
+        prompt_tokens=workload.prompt_tokens,
+        output_tokens=workload.output_tokens,
+    )
     rng = random.Random(workload.seed)
     records: list[RequestRecord] = []
     for index in range(workload.num_requests + 1):

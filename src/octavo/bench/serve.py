@@ -28,7 +28,7 @@ from octavo.bench.machine import (
 )
 from octavo.bench.report import ABSENT, Report
 from octavo.bench.waste import WasteMeter
-from octavo.bench.workload import PlannedRequest, ServeWorkload, plan_requests
+from octavo.bench.workload import PlannedRequest, ServeWorkload, check_trace_use, plan_requests
 from octavo.errors import ConfigError
 
 SCRAPE_INTERVAL_S = 1.0
@@ -68,6 +68,7 @@ def run_serve(options: ServeOptions) -> Report:
         ConfigError: an option is impossible.
         UnavailableError: the server does not answer a plain request.
     """
+    check_trace_use(options.workload)
     planned = plan_requests(options.workload)
     if options.server_pid is not None and not process_tree(options.server_pid):
         raise ConfigError(f"--server-pid {options.server_pid} is no process of this machine")

@@ -29,7 +29,7 @@ from octavo.backends.program import (
     StepBatch,
     StepOutput,
 )
-from octavo.bench.drive import bench_config, make_request, random_prompts
+from octavo.bench.drive import bench_config, check_context, make_request, random_prompts
 from octavo.bench.figures import percentile
 from octavo.bench.machine import machine_state
 from octavo.bench.report import ABSENT, Report, engine_facts, memory_observed
@@ -176,7 +176,7 @@ def run_step(config: EngineConfig, workload: StepWorkload) -> Report:
             ]  # fmt: skip
         elif workload.profile:
             observed["profile"] = f"{ABSENT} (this backend cannot time its ops)"
-        observed |= {
+        observed |= unseen_gaps(rows) | {
             "internal_waste_percent": f"{ABSENT} (bench throughput measures it)",
             "prefix_hit_percent": 0.0,
             "goodput": f"{ABSENT} (no arrivals here; bench serve measures it)",
@@ -234,6 +234,7 @@ def measure_gaps(
     workload: StepWorkload,
 ) -> tuple[list[float], list[ForwardMark]]:
     """Seconds between forwards, and the forwards, while all ``width`` streams decode."""
+    check_context(runner.info, prompt_tokens=workload.prompt_tokens, steps=workload.steps, beyond=1)
     rng = random.Random(workload.seed)
     prompts = random_prompts(
         rng, runner.info.vocab_size, count=width, length=workload.prompt_tokens
@@ -275,6 +276,16 @@ def gap_row(width: int, gaps: Sequence[float], marks: Sequence[ForwardMark]) -> 
         "p99/p50": round(high / middle, 2),
         "forward_p50_us": round(1e6 * percentile(forwards, 50), 1),
     }
+
+
+def unseen_gaps(rows: Sequence[dict[str, object]]) -> dict[str, object]:
+    """Why a number of streams has no gaps, where one has none."""
+    widths = ", ".join(str(row["streams"]) for row in rows if not row["gaps"])
+    why = (
+        "all never decoded in two steps on end; raise --steps or --max-num-batched-tokens, or "
+        "lower --streams or --prompt-tokens"
+    )
+    return {"gaps": f"{ABSENT} (streams {widths}: {why})"} if widths else {}
 
 
 @contextmanager
@@ -327,14 +338,19 @@ def _run_to_the_end(
     """Run until every request ended; returns when this end sent a lease, which costs time too."""
     lease = encode(Lease(client_epoch=CLIENT_EPOCH))
     lease_times = [time.perf_counter()]
-    while engine.has_work() or engine.counters.requests < num_requests:
+    counters = engine.counters
+    while engine.has_work() or counters.requests + counters.requests_refused < num_requests:
         if time.perf_counter() - lease_times[-1] > LEASE_INTERVAL_S:
             frontend.send(lease)
             # It must be there before the loop looks who is silent, however long the step was.
             transport.wait(lease, LEASE_ARRIVAL_S)
             lease_times.append(time.perf_counter())
         loop.run_once()
-    if engine.counters.requests_aborted or engine.counters.requests_failed:
+    if counters.requests_refused:
+        raise EngineError(
+            f"{counters.requests_refused} of {num_requests} streams were refused; ask for fewer"
+        )
+    if counters.requests_aborted or counters.requests_failed:
         raise EngineError(
             "the engine dropped requests of the benchmark; repeat it on a quiet machine"
         )

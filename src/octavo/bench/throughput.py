@@ -12,7 +12,14 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 
-from octavo.bench.drive import DriveResult, bench_config, drive, random_prompts
+from octavo.bench.drive import (
+    NO_SAMPLE,
+    DriveResult,
+    bench_config,
+    check_context,
+    drive,
+    random_prompts,
+)
 from octavo.bench.machine import machine_state
 from octavo.bench.report import ABSENT, Report, engine_facts, memory_observed
 from octavo.bench.waste import WasteMeter
@@ -61,14 +68,21 @@ class ThroughputSamples:
         self.prompt_tokens += result.prompt_tokens
         self.prefix_hit_tokens += result.prefix_hit_tokens
 
+    def unseen(self) -> dict[str, str]:
+        """Why a rate is absent, where one is."""
+        names = ", ".join(name for name, values in self.rates.items() if not all(values))
+        why = "no step was of that kind alone; raise its tokens or --max-num-batched-tokens"
+        return {"rates": f"{ABSENT} ({names}: {why})"} if names else {}
+
     def rows(self) -> list[dict[str, object]]:
-        """Medians over the rounds, with the extremes."""
+        """Medians over the rounds, with the extremes; absent where no step was of the kind."""
         return [
             {
                 "name": name,
-                "tokens_per_s": round(statistics.median(values), 1),
-                "min": round(min(values), 1),
-                "max": round(max(values), 1),
+                **{
+                    key: round(of(values), 1) if all(values) else ABSENT
+                    for key, of in (("tokens_per_s", statistics.median), ("min", min), ("max", max))
+                },
                 "ttft_ms": round(statistics.median(self.ttft_ms[name]), 2),
                 "tpot_ms": (
                     round(statistics.median(self.tpot_ms[name]), 3)
@@ -93,7 +107,8 @@ def run_throughput(config: EngineConfig, workload: ThroughputWorkload) -> Report
     observed = {
         "machine_before": before,
         "machine_after": machine_state(),
-        **samples.waste.observed(),
+        **samples.unseen(),
+        **samples.waste.observed(NO_SAMPLE),
         "prefix_hit_percent": round(100 * samples.prefix_hit_tokens / samples.prompt_tokens, 2),
         "goodput": f"{ABSENT} (no arrivals here; bench serve measures it)",
         **memory,
@@ -115,6 +130,14 @@ def measure_throughput(
     That batch is as wide and long as the widest row: the system gives the pool's memory when it is
     first written to, which a process pays once and would pay here in its first round.
     """
+    check_context(
+        runner.info,
+        shared_prefix_tokens=workload.shared_prefix_tokens,
+        prompt_tokens=workload.prompt_tokens,
+        output_tokens=workload.output_tokens,
+    )
+    if workload.prefill_prompts:
+        check_context(runner.info, prefill_tokens=workload.prefill_tokens, beyond=1)
     samples = ThroughputSamples()
     warm_up = random_prompts(
         random.Random(0),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import TextIO
+from typing import Annotated, TextIO
 
 import msgspec
 
@@ -32,10 +32,13 @@ class TraceRequest:
     hash_ids: tuple[int, ...] = ()
 
 
+_Length = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class _MooncakeLine(msgspec.Struct):
     timestamp: float
-    input_length: int
-    output_length: int
+    input_length: _Length
+    output_length: _Length
     hash_ids: list[int] = []
 
 
@@ -67,11 +70,13 @@ def _azure(file: TextIO, name: str) -> Iterator[TraceRequest]:
             # Seven digits of a second: one more than datetime reads.
             whole, _, fraction = stamp.partition(".")
             at = datetime.fromisoformat(f"{whole}+00:00").timestamp() + float(f"0.{fraction or 0}")
+            if int(prompt) < 0 or int(output) < 0:
+                raise ValueError("a length below 0")
             yield TraceRequest(at, int(prompt), int(output))
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"line {number} of {name} is no trace line; its columns must be "
-                f"{', '.join(AZURE_COLUMNS)}"
+                f"{', '.join(AZURE_COLUMNS)}, its lengths 0 or more"
             ) from error
 
 

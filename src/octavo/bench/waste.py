@@ -32,11 +32,13 @@ class WasteMeter:
         for name, value in terms.items():
             self._sums[name] += value
 
-    def observed(self) -> dict[str, object]:
-        """Percentages of held bytes, and the peak, for a report; "absent" without a sample."""
+    def observed(self, why: str = "") -> dict[str, object]:
+        """Percentages of held bytes, and the peak, for a report; "absent" without a sample, and
+        ``why`` if it is known.
+        """
         held = sum(self._sums.values())
         if not self.num_samples:
-            return {"internal_waste_percent": "absent"}
+            return {"internal_waste_percent": f"absent ({why})" if why else "absent"}
         found: dict[str, object] = {
             "internal_waste_percent": round(
                 100 * sum(self._sums[name] for name in NO_TOKENS) / held, 3

@@ -170,7 +170,35 @@ def _check(workload: ServeWorkload) -> None:
         raise ConfigError("give --rate (open loop) or --concurrency (closed loop), not both")
     if workload.trace is None and not (workload.rate_per_s or workload.concurrency):
         raise ConfigError("say when to send: --rate, --concurrency or --trace")
+    scales = {"--time-scale": workload.time_scale, "--length-scale": workload.length_scale}
+    for option, value in scales.items():
+        if workload.trace is None and value != 1:
+            raise ConfigError(f"{option} would do nothing here: give --trace")
     if not 0 <= workload.cancel_fraction <= 1:
         raise ConfigError(f"--cancel-fraction is {workload.cancel_fraction}; it must be 0 to 1")
     if workload.shared_prefix_tokens < 0:
         raise ConfigError("--shared-prefix-tokens must be 0 or more")
+
+
+def check_trace_use(workload: ServeWorkload) -> None:
+    """Refuse what a trace takes the place of.
+
+    Raises:
+        ConfigError: an option would do nothing beside the trace.
+    """
+    if workload.trace is None:
+        return
+    plain = ServeWorkload()
+    given = {
+        "--prompt-tokens": workload.prompt_tokens != plain.prompt_tokens,
+        "--output-tokens": workload.output_tokens != plain.output_tokens,
+    }
+    if idle := [option for option, is_given in given.items() if is_given]:
+        raise ConfigError(
+            f"{idle[0]} would do nothing here: the trace gives lengths; --length-scale changes them"
+        )
+    if workload.time_scale != 1 and (workload.rate_per_s or workload.concurrency):
+        raise ConfigError(
+            "--time-scale would do nothing here: leave --rate and --concurrency out, so that "
+            "requests go at the trace's times"
+        )
