@@ -49,11 +49,14 @@ def test_impossible_options_are_refused_by_name(options, words):
         assert word in caught.value.message
 
 
-def test_info_says_what_runs():
+def test_info_says_what_runs_and_the_log_what_runs_slower(caplog):
     executor = load(num_threads=3, isa="scalar")
     assert executor.info["isa"] == "scalar"
     assert executor.info["num_threads"] == 3
     assert any("scalar" in note for note in executor.info["notes"])
+    assert [record.getMessage() for record in caplog.records] == [
+        f"octavo: {note}" for note in executor.info["notes"]
+    ]
 
 
 def test_the_fingerprint_names_the_activation_mode_not_the_instruction_set():

@@ -39,7 +39,8 @@ def read_grammar(body: TypedBody) -> Grammar | None:
     return by_format or by_name
 
 
-def _schema_grammar(schema: object, field: str) -> Grammar:
+def schema_grammar(schema: object, field: str) -> Grammar:
+    """The grammar of a JSON schema; refusals name ``field``."""
     text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
     return Grammar(kind="json_schema", text=text, field=field)
 
@@ -53,7 +54,7 @@ def _format(form: Mapping[str, Any], field: str) -> Grammar | None:
         return None
     if kind in form:
         form, field = form[kind], f"{field}.{kind}"
-    return _schema_grammar(form["schema"], f"{field}.schema")
+    return schema_grammar(form["schema"], f"{field}.schema")
 
 
 def _structured_outputs(body: TypedBody) -> Grammar | None:
@@ -66,7 +67,7 @@ def _structured_outputs(body: TypedBody) -> Grammar | None:
     ((name, wanted),) = body.mapping("structured_outputs").items()
     field = f"structured_outputs.{name}"
     if name == "json":
-        return _schema_grammar(_parsed(wanted, field), field)
+        return schema_grammar(_parsed(wanted, field), field)
     if name == "choice":
         return Grammar(kind="choice", choices=tuple(wanted), field=field)
     return Grammar(kind=_KINDS[name], text=wanted, field=field)

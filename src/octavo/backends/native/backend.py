@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -26,6 +27,8 @@ from octavo.backends.program import (
 from octavo.config import ACTIVATIONS, KV_DTYPES, MAX_STEP_TOKENS, MAX_THREADS
 from octavo.errors import ConfigError
 from octavo.weights.tensor import LogicalTensor
+
+logger = logging.getLogger(__name__)
 
 _MAX_HEAD_RATIO = 64
 _NO_BIAS = np.empty(0, np.float32)
@@ -152,6 +155,8 @@ def _load_info(model: _native.Model, isa: str, num_threads: int) -> dict[str, ob
         notes.append(f"{num_threads} threads share {default_num_threads()} processors")
     if isa != "avx512vnni":
         notes.append(f"kernels for {isa} are slower than those for avx512vnni")
+    for note in notes:
+        logger.warning("octavo: %s", note)
     return {
         "isa": isa,
         "num_threads": num_threads,
