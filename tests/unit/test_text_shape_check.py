@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import jsonschema_rs
@@ -49,3 +51,22 @@ def test_a_program_is_refused_as_a_client_is() -> None:
             with pytest.raises(InvalidRequestError) as caught:
                 choose_tools(changed["tools"], None, CHAT_TOOLS, family=tool_format(""))
             assert caught.value.param == path
+
+
+class Ids(list[int]):
+    """A list that a test may watch."""
+
+
+def test_a_refused_value_is_held_by_nothing() -> None:
+    """Many long prompts at once do not wait for the garbage collector."""
+    ids = Ids([1] * 10 + [-1])
+    lists = [{"type": "array", "items": {"type": "integer", "minimum": i}} for i in range(2)]
+    watched = weakref.ref(ids)
+    gc.disable()
+    try:
+        with pytest.raises(InvalidRequestError):
+            check_shape(ids, {"anyOf": lists}, "prompt")
+        del ids
+        assert watched() is None
+    finally:
+        gc.enable()

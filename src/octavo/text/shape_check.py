@@ -140,7 +140,10 @@ def _check_any(value: object, shapes: Sequence[Shape], where: str) -> None:
             return check_shape(value, shape, where)
         except InvalidRequestError as error:
             refusals.append(error)
-    raise max(refusals, key=lambda error: len(re.findall(r"[.[]", error.param or "")))
+    try:
+        raise max(refusals, key=lambda error: len(re.findall(r"[.[]", error.param or "")))
+    finally:
+        refusals.clear()  # each holds this frame, which would keep the value until a collection
 
 
 def _closest(value: Mapping[str, object], shapes: Sequence[Any], where: str) -> Sequence[Shape]:
