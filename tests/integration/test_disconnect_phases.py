@@ -78,9 +78,17 @@ async def halted(server: ServerProcess) -> AsyncIterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+async def page(http: httpx.AsyncClient, path: str) -> Any:
+    """What the engine says of itself, once it does: halted for long it counts as silent."""
+    while (answer := await http.get(path)).status_code == 503:  # noqa: ASYNC110
+        await asyncio.sleep(0.002)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
 async def seen(http: httpx.AsyncClient, found: Callable[[Found], bool]) -> Found:
     """The engine's requests, once they are as asked."""
-    while not found(requests := (await http.get("/debug/requests")).json()):  # noqa: ASYNC110
+    while not found(requests := await page(http, "/debug/requests")):  # noqa: ASYNC110
         await asyncio.sleep(0.002)
     return requests
 
@@ -168,8 +176,7 @@ def test_its_blocks_are_back_within_two_steps(
                 await in_flight(server, len(known))
                 before = steps()
             await seen(http, lambda requests: mine not in requests)
-            page = (await http.get("/debug/kv")).json()
-            for group in page["groups"]:
+            for group in (await page(http, "/debug/kv"))["groups"]:
                 assert not [owner for owner in group["tables"] if owner.startswith(mine)]
                 assert known or "owned" not in group["states"]
             if not known:
