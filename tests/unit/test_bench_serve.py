@@ -305,19 +305,18 @@ def test_numbers_are_finite(option: str, value: str, capsys: pytest.CaptureFixtu
     assert f"argument {option}: '{value}' must be a finite number" in capsys.readouterr().err
 
 
-def test_a_timeout_of_nothing_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--timeout", "0"), "--timeout is 0"),
+        (("--slo-ttft-s", "2"), "go together"),  # an SLO needs both limits
+    ],
+)
+def test_what_measures_nothing_is_refused(options: tuple[str, str], words: str) -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser, add_engine_options=lambda _: None)
-    arguments = parser.parse_args(["serve", "--concurrency", "1", "--timeout", "0"])
-    with pytest.raises(ConfigError, match="--timeout is 0"):
-        run(arguments, lambda _: pytest.fail("no engine is needed"))
-
-
-def test_an_slo_needs_both_limits() -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser, add_engine_options=lambda _: None)
-    arguments = parser.parse_args(["serve", "--concurrency", "1", "--slo-ttft-s", "2"])
-    with pytest.raises(ConfigError, match="go together"):
+    arguments = parser.parse_args(["serve", "--concurrency", "1", *options])
+    with pytest.raises(ConfigError, match=words):
         run(arguments, lambda _: pytest.fail("no engine is needed"))
 
 
